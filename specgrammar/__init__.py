@@ -1,0 +1,1 @@
+"""Grammar-constrained speculative decoding for any LLM engine."""

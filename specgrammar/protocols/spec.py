@@ -1,0 +1,206 @@
+"""Speculative algorithms: where draft trees come from.
+
+An algorithm is a frozen value: its fields are its options. It says what it needs and what it makes, and
+builds the `TreeProducer` that proposes trees step by step. Ask an algorithm what it can do; never which one
+it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from specgrammar.protocols.grammar import Vocabulary
+    from specgrammar.spec.sampling import SamplingParams
+    from specgrammar.trees.tree import DraftTree
+
+ALGORITHM_API_VERSION: Literal[1] = 1
+"""What an algorithm built against this file declares as its `api_version`."""
+
+Needs = Literal["nothing", "history", "grammar"]
+"""What a producer reads before it proposes.
+
+`nothing`: device state only, the previous step may be unresolved. `history`: the committed token ids.
+`grammar`: the grammar's state behind them, so the grammar advances before the proposal and that time is
+exposed.
+"""
+
+
+class Proposal(IntEnum):
+    """How a node's token was chosen, which decides what verification is exact for it."""
+
+    POINT = 0
+    """Chosen, not drawn (ngram, forced, top-k of a head): verified against the target alone."""
+    SAMPLED = 1
+    """Drawn independently from a stated q: may be verified by rejection sampling."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The trees that an algorithm may produce, per request.
+
+    Attributes:
+        kind: `chain` if no node ever has a sibling.
+        max_nodes: most nodes of a tree, the root included (1 + draft tokens).
+        max_depth: most draft tokens on one path.
+    """
+
+    kind: Literal["chain", "tree"]
+    max_nodes: int
+    max_depth: int
+
+
+@dataclass(frozen=True)
+class RequestView:
+    """What a producer or a target sees of one request at one step.
+
+    Attributes:
+        request_id: unique among the requests in flight.
+        tokens: prompt and output so far, the last one being the root of the tree to draft. Read only.
+        num_prompt_tokens: how many of them are the prompt.
+        max_draft_tokens: no path needs more draft tokens than this (`max_new_tokens` is near); at least 0.
+        sampling: how the target samples for it.
+    """
+
+    request_id: str
+    tokens: Sequence[int]
+    num_prompt_tokens: int
+    max_draft_tokens: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """The requests of one step, in row order, and the step's number (stamped on drafts and results)."""
+
+    step: int
+    requests: tuple[RequestView, ...]
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one step committed for one request; exactly this moved history and grammar."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    num_draft_tokens: int
+    num_accepted: int
+    finished: bool
+
+
+class TreeProducer(Protocol):
+    """Proposes one draft tree per request and step. Called from one thread."""
+
+    @property
+    def needs(self) -> Needs:
+        """What must be resolved before `propose` is called."""
+        ...
+
+    def propose(self, batch: DecodeBatch) -> DraftTree:
+        """Draft for every request of the batch.
+
+        Returns a tree with `bs == len(batch)` in the batch's order and `step == batch.step`. Node 0 of each
+        request is its root, `tokens[-1]`; a request without a draft has the root alone. No path is longer
+        than the request's `max_draft_tokens`, no request has more nodes than the topology says.
+        """
+        ...
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Learn what was committed, once per request and step, in order; `finished` ends the request."""
+        ...
+
+
+class CausalDrafter(Protocol):
+    """A causal language model that drafts chains; an adapter provides it (see `ProducerContext`)."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits columns that are real tokens; the same tokenizer as the target's."""
+        ...
+
+    def draft(
+        self, batch: DecodeBatch, num_tokens: int, *, sampled: bool
+    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
+        """Continue every request by `num_tokens` tokens behind its last committed one.
+
+        Keeps its own KV cache per request id and catches up with what was committed since.
+
+        Returns:
+            Token ids int64 `[bs, num_tokens]`, and with `sampled=True` the distributions that each was drawn
+            from: float32 `[bs, num_tokens, vocab_size]` (after temperature and truncation of the request's
+            sampling parameters); with `sampled=False` the argmax ids and None.
+        """
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Free what is kept for a request that has finished; unknown ids are ignored."""
+        ...
+
+
+def _no_drafter(name: str) -> CausalDrafter:
+    from specgrammar.errors import ConfigError
+
+    raise ConfigError(
+        f"the algorithm asks for the draft model {name!r}, but this engine loads none; "
+        "use prompt lookup, or an adapter that provides `load_drafter`"
+    )
+
+
+@dataclass(frozen=True)
+class ProducerContext:
+    """What an engine gives to an algorithm that builds its producer.
+
+    Attributes:
+        vocabulary: the target's.
+        max_batch_size: most requests in one `propose`.
+        load_drafter: loads a causal draft model by path or name, on the target's device.
+        target: the engine's own target, for algorithms that read its features; None where there is none.
+    """
+
+    vocabulary: Vocabulary
+    max_batch_size: int
+    load_drafter: Callable[[str], CausalDrafter] = field(default=_no_drafter)
+    target: Any = None
+
+
+class SpecAlgorithm(Protocol):
+    """A speculative algorithm: a frozen value whose fields are its options.
+
+    The entry point in `specgrammar.algorithms` is a callable `(**options) -> SpecAlgorithm`, usually a frozen
+    dataclass. Invalid options raise ConfigError there, not in the decode loop.
+
+    An algorithm may also have `supports_grammar_overlap() -> bool`: whether nothing of an unresolved step is
+    read before the launch. Where the member is absent the answer is False.
+    """
+
+    api_version: Literal[1]
+
+    @property
+    def topology(self) -> Topology:
+        """The trees that it produces."""
+        ...
+
+    @property
+    def proposal(self) -> Proposal:
+        """How its nodes' tokens are chosen; a tree may mix, then this is SAMPLED."""
+        ...
+
+    def make_producer(self, context: ProducerContext) -> TreeProducer:
+        """Build the producer; loads models, so it may take long."""
+        ...
+
+
+def supports_grammar_overlap(algorithm: object) -> bool:
+    """Ask an algorithm, with False where it does not say (and for an answer that is not a bool)."""
+    member = getattr(algorithm, "supports_grammar_overlap", None)
+    return member() is True if callable(member) else False

@@ -1,0 +1,73 @@
+"""The target model: verifies a draft tree in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from specgrammar.protocols.spec import DecodeBatch
+    from specgrammar.trees.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class AcceptedPaths:
+    """Which path of each request's tree the target agrees with, plus one bonus token.
+
+    Attributes:
+        accept_index: int64 `[bs, max_depth + 1]`, node numbers local to the request from the root down
+            (column 0 is the root, node 0), filled with -1.
+        accept_length: int64 `[bs]`, accepted draft tokens, root and bonus token not counted.
+        bonus_token: int64 `[bs]`, the target's own token behind the accepted path; -1 where the path ended
+            (a stop token was accepted) or the request failed, so that nothing follows.
+        logprobs: float32 `[bs, max_depth + 1]`, natural log-probability of each committed token (accepted
+            drafts, then the bonus token) under the masked target distribution before temperature and
+            truncation; NaN where unused. None unless asked for.
+    """
+
+    accept_index: NDArray[np.int64]
+    accept_length: NDArray[np.int64]
+    bonus_token: NDArray[np.int64]
+    logprobs: NDArray[np.float32] | None = None
+
+
+class PendingLogits(Protocol):
+    """Logits that a forward is still computing."""
+
+    def wait(self) -> torch.Tensor:
+        """The logits, float `[num_nodes, columns]`, row i for node i of the flat tree; `columns` may exceed
+        the vocabulary (padding). The caller may overwrite them. On an accelerator this returns at once and
+        later work on the same stream is ordered behind the forward.
+        """
+        ...
+
+
+class TargetModel(Protocol):
+    """A causal language model with a cache per request (KV, or recurrent state)."""
+
+    def add(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Start a request: run the prompt but for its last token, which is the first tree's root.
+
+        Raises ModelError when the tokens do not fit the model's context or the cache is full.
+        """
+        ...
+
+    def verify(self, batch: DecodeBatch, tree: DraftTree) -> PendingLogits:
+        """Launch one forward over all nodes, each seeing its request's prefix and its own ancestors.
+
+        Node positions are `len(request.tokens) - 1 + depth`. Returns without waiting for the result.
+        """
+        ...
+
+    def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
+        """Keep the cache of the root and the accepted nodes, in path order; drop all others of that tree."""
+        ...
+
+    def remove(self, request_id: str) -> None:
+        """Free a request's cache; unknown ids are ignored."""
+        ...

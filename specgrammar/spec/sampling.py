@@ -1,0 +1,58 @@
+"""How the target samples for one request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from specgrammar.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling parameters of one request. The grammar's mask comes first, then they apply in this order.
+
+    Penalties, logit bias and min-tokens are not among them: under a tree each node would need its own
+    ancestry's counts, and a batch-wide approximation would change the law. They are refused by name.
+
+    Attributes:
+        temperature: 0 is greedy (argmax, lowest id wins a tie); otherwise logits are divided by it.
+        top_k: keep the k most probable tokens; 0 keeps all. Ties at the border are kept.
+        top_p: keep the smallest set of most probable tokens whose mass reaches it, in (0, 1].
+        min_p: keep tokens with at least this share of the most probable one's probability, in [0, 1].
+        seed: the noise of this request, in [0, 2**63). Same seed, same tokens, whatever the batch, the
+            algorithm or the schedule.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = (
+            (
+                "temperature",
+                self.temperature,
+                math.isfinite(self.temperature) and self.temperature >= 0,
+                ">= 0",
+            ),
+            ("top_k", self.top_k, self.top_k >= 0, ">= 0 (0 keeps all)"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]"),
+            ("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2**63)"),
+        )
+        for name, value, good, expected in checks:
+            if not good:
+                raise ConfigError(f"sampling: {name} = {value!r}; expected {expected}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the argmax is taken."""
+        return self.temperature == 0.0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p cut the distribution."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
