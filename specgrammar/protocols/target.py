@@ -40,9 +40,10 @@ class PendingLogits(Protocol):
     """Logits that a forward is still computing."""
 
     def wait(self) -> torch.Tensor:
-        """The logits, float `[num_nodes, columns]`, row i for node i of the flat tree; `columns` may exceed
-        the vocabulary (padding). The caller may overwrite them. On an accelerator this returns at once and
-        later work on the same stream is ordered behind the forward.
+        """The logits, float `[num_nodes, columns]`, row i for node i of the flat tree.
+
+        `columns` may exceed the vocabulary (padding). The caller may overwrite them. On an accelerator this
+        returns at once, and later work on the same stream is ordered behind the forward.
         """
         ...
 
