@@ -63,6 +63,11 @@ class BitmaskSlot(Protocol):
         """The same memory as a torch tensor, pinned where the device can pin."""
         ...
 
+    @property
+    def device_tensor(self) -> torch.Tensor:
+        """Where the rows are uploaded to, as large; `tensor` itself where the device is the host."""
+        ...
+
     def release(self, event: Event | None) -> None:
         """Give the slot back; it is handed out again only after `event` (the upload that reads it) is done."""
         ...

@@ -1,0 +1,93 @@
+"""`Cursor`: gate and matcher moved as one, with every step undoable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgrammar.grammar.gate import Gate
+from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
+
+
+class Cursor:
+    """Where a request's grammar stands: before its gate the gate moves, behind it the matcher.
+
+    Steps are speculative until `settle`: `restore(mark)` undoes them. Ids outside the vocabulary are illegal
+    and reach neither gate nor matcher.
+    """
+
+    def __init__(self, matcher: GrammarMatcher, gate: Gate | None, vocabulary: Vocabulary) -> None:
+        """Stand at the start; without a gate the grammar is engaged at once."""
+        self.matcher = matcher
+        self.gate = gate
+        self._vocab_size = vocabulary.vocab_size
+        self._gate_state = 0
+        self._open_state = gate.open_state if gate is not None else 0
+        self._trail: list[int] = []  # the gate's state before each step that is not settled
+        # Bound once: the walk calls them for every node.
+        self._accept, self._rollback = matcher.accept, matcher.rollback
+
+    @property
+    def engaged(self) -> bool:
+        """Whether the grammar restricts what comes next."""
+        return self._gate_state == self._open_state
+
+    def step(self, token: int) -> bool:
+        """Move over one token; False, and no move, where it is illegal."""
+        if not 0 <= token < self._vocab_size:
+            return False
+        before = self._gate_state
+        if before == self._open_state:
+            if not self._accept(token):
+                return False
+        elif self.gate is not None:
+            self._gate_state = self.gate.step(before, token)
+        self._trail.append(before)
+        return True
+
+    def back(self) -> None:
+        """Undo the last step."""
+        before = self._trail.pop()
+        if before == self._open_state:
+            self._rollback(1)
+        self._gate_state = before
+
+    def step_all(self, tokens: Sequence[int]) -> int:
+        """Step until the first illegal token; returns how many steps were made, natively where engaged."""
+        for index, token in enumerate(tokens):
+            if self.engaged:
+                return index + self._accept_prefix(tokens[index:])
+            if not self.step(token):
+                return index
+        return len(tokens)
+
+    def fill(self, bitmask: NDArray[np.int32], row: int) -> None:
+        """Write what is legal next; only where `engaged`. Raises DeadEndError or MatcherError."""
+        self.matcher.fill_bitmask(bitmask, row)
+
+    def mark(self) -> int:
+        """A point to `restore` to; valid until the next `settle`."""
+        return len(self._trail)
+
+    def restore(self, mark: int) -> None:
+        """Undo every step behind `mark`, in one rollback of the matcher."""
+        undone = self._trail[mark:]
+        if not undone:
+            return
+        del self._trail[mark:]
+        num_accepted = undone.count(self._open_state)
+        self._gate_state = undone[0]
+        if num_accepted:
+            self._rollback(num_accepted)
+
+    def settle(self) -> None:
+        """Make all steps final."""
+        self._trail.clear()
+
+    def _accept_prefix(self, tokens: Sequence[int]) -> int:
+        in_range = next((i for i, token in enumerate(tokens) if not 0 <= token < self._vocab_size), len(tokens))
+        num_accepted = self.matcher.accept_prefix(tokens[:in_range])
+        self._trail.extend([self._open_state] * num_accepted)
+        return num_accepted

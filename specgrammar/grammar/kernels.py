@@ -1,0 +1,61 @@
+"""The kernel that applies bitmask rows to logits, and its checked launcher."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 4096
+
+
+@triton.jit
+def _apply_rows_kernel(
+    logits_ptr,  # float [num_nodes, columns]
+    logits_stride,
+    bitmask_ptr,  # int32 [rows, num_words]
+    owners_ptr,  # int32 [rows], the logits row of each, -1 for none
+    num_words,
+    columns,
+    BLOCK: tl.constexpr,  # noqa: N803  (Triton's convention for compile-time constants)
+):  # type: ignore[no-untyped-def]  # Triton compiles the body; its pointers have no Python type
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    owner = tl.load(owners_ptr + row)
+    inside = (column < columns) & (owner >= 0)
+    words = tl.load(bitmask_ptr + row.to(tl.int64) * num_words + column // 32, mask=inside, other=-1)
+    illegal = ((words >> (column % 32)) & 1) == 0
+    pointers = logits_ptr + owner.to(tl.int64) * logits_stride + column
+    tl.store(pointers, float("-inf"), mask=inside & illegal)
+
+
+def apply_rows(logits: torch.Tensor, bitmask: torch.Tensor, owners: torch.Tensor, columns: int) -> None:
+    """Set the illegal logits of some rows to -inf, in place.
+
+    Args:
+        logits: float `[num_nodes, >= columns]`, the last dimension contiguous.
+        bitmask: int32 `[rows, num_words]`, contiguous, `32 * num_words >= columns`.
+        owners: int32 `[rows]`: the logits row that each mask row is for; -1 skips the row.
+        columns: columns that the mask covers; others are left alone.
+
+    Raises:
+        ValueError: a shape, dtype, stride or device that the kernel would read wrongly.
+    """
+    rows, num_words = bitmask.shape
+    if logits.dim() != 2 or logits.stride(1) != 1 or not logits.dtype.is_floating_point:
+        raise ValueError(f"logits: float [nodes, columns] with contiguous rows expected, not {_about(logits)}")
+    if bitmask.dtype != torch.int32 or not bitmask.is_contiguous():
+        raise ValueError(f"bitmask: contiguous int32 [rows, words] expected, not {_about(bitmask)}")
+    if owners.dtype != torch.int32 or owners.shape != (rows,) or not owners.is_contiguous():
+        raise ValueError(f"owners: contiguous int32 [{rows}] expected, not {_about(owners)}")
+    if not 0 <= columns <= min(logits.shape[1], 32 * num_words):
+        raise ValueError(f"columns = {columns}: logits have {logits.shape[1]}, the mask {32 * num_words}")
+    if not logits.device == bitmask.device == owners.device:
+        raise ValueError(f"one device expected: {logits.device}, {bitmask.device}, {owners.device}")
+    if rows and columns:
+        grid = (rows, triton.cdiv(columns, _BLOCK))
+        _apply_rows_kernel[grid](logits, logits.stride(0), bitmask, owners, num_words, columns, BLOCK=_BLOCK)
+
+
+def _about(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"

@@ -1,0 +1,181 @@
+"""`GrammarSession`: the whole grammar and stop logic of one request, without torch, device or staging.
+
+This is the core that everything else drives. Our own step calls it through the ledger and the mask builder;
+an engine that owns its loop (vLLM's scheduler) calls `validate`, `fill` and `commit` directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from specgrammar.errors import InvalidTokenError, MatcherError, RequestError
+from specgrammar.grammar.cursor import Cursor
+from specgrammar.grammar.gate import Gate
+from specgrammar.grammar.rows import MaskRows, RequestNodes
+from specgrammar.grammar.stops import FinishReason, StopRules
+from specgrammar.grammar.walk import walk
+from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
+
+
+class GrammarSession:
+    """One request: its grammar, its stop rules, and what it has committed.
+
+    Attributes:
+        output: committed token ids, read only. History and grammar move by exactly these.
+        finish: why the request is over; None while it runs.
+        error: the failure behind `finish == "error"`.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        matcher: GrammarMatcher | None = None,
+        *,
+        gate: Gate | None = None,
+        stops: StopRules | None = None,
+    ) -> None:
+        """Start a request.
+
+        Args:
+            vocabulary: the target's; ids outside of it never reach the matcher.
+            matcher: at the start of its grammar; None for an unconstrained request.
+            gate: the grammar begins behind its marker; None begins at once.
+            stops: where the request ends; by default at the vocabulary's stop tokens.
+        """
+        self.vocabulary = vocabulary
+        self.stops = stops if stops is not None else StopRules(frozenset(vocabulary.stop_ids))
+        self.output: list[int] = []
+        self.finish: FinishReason | None = None
+        self.error: RequestError | None = None
+        self.cursor = None if matcher is None else Cursor(matcher, gate, vocabulary)
+        self._num_advanced = 0
+
+    @property
+    def engaged(self) -> bool:
+        """Whether a grammar restricts the next token: there is one, and its gate is open."""
+        return self.cursor is not None and self.cursor.engaged
+
+    @property
+    def text(self) -> str:
+        """The output as text, cut before a stop string."""
+        return self.stops.text(self.output, self.vocabulary)
+
+    # Reading: the grammar is left as it was found.
+
+    def validate(self, drafts: Sequence[int]) -> int:
+        """How many tokens of a chain of drafts could be committed from here, a stop token included.
+
+        A backend that raises ends the request with its reason; the answer is then 0.
+        """
+        if self.finish is not None:
+            return 0
+        ends = frozenset(self.vocabulary.stop_ids)
+        num_open = next((i + 1 for i, token in enumerate(drafts) if token in ends), len(drafts))
+        if self.cursor is None:
+            in_range = range(self.vocabulary.vocab_size)
+            return next((i for i, token in enumerate(drafts[:num_open]) if token not in in_range), num_open)
+        with self._failing_alone():
+            mark = self.cursor.mark()
+            try:
+                return self.cursor.step_all(drafts[:num_open])
+            finally:
+                self.cursor.restore(mark)
+        return 0
+
+    def fill(self, nodes: RequestNodes, rows: MaskRows) -> None:
+        """Write the rows and statuses of one request's tree.
+
+        A request that is over, or that fails here, leaves its nodes dead: nothing of them can be accepted.
+        A failure ends the request with its reason and does not raise.
+
+        Args:
+            nodes: the request's tree, its root being the last committed token.
+            rows: where rows, their owners and statuses go.
+        """
+        if self.finish is not None:
+            return
+        if self.cursor is None:
+            rows.put_free(nodes, self.vocabulary.vocab_size)
+            return
+        with self._failing_alone():
+            walk(self.cursor, self.vocabulary, nodes, rows)
+            return
+        rows.reset(nodes)
+
+    # Moving.
+
+    def keep(self, tokens: Sequence[int]) -> int:
+        """Append tokens to the history up to the first that ends the request; returns how many were kept.
+
+        The end is decided by the stop rules alone, so that the history is known before the grammar has
+        moved; `advance` moves the grammar by the same tokens. Nothing behind the end is kept. An id outside
+        the vocabulary fails the request.
+        """
+        num_kept = 0
+        for token in tokens:
+            if self.finish is not None:
+                break
+            if not 0 <= token < self.vocabulary.vocab_size:
+                self.fail(_out_of_range(token, self.vocabulary, len(self.output)))
+                break
+            self.output.append(token)
+            num_kept += 1
+            self.finish = self.stops.finish_reason(self.output, self.vocabulary)
+        return num_kept
+
+    def advance(self) -> None:
+        """Move the grammar over what was kept since the last call; a second call finds nothing to do.
+
+        The tokens were masked, so one that the grammar refuses went past its mask: the request fails, it
+        does not go on unconstrained.
+        """
+        tokens = self.output[self._num_advanced :]
+        self._num_advanced = len(self.output)
+        if self.cursor is None or not tokens or self.error is not None:
+            return
+        with self._failing_alone():
+            num_accepted = self.cursor.step_all(tokens)
+            self.cursor.settle()
+            if num_accepted < len(tokens):
+                raise _refused(tokens[num_accepted], self._num_advanced - len(tokens) + num_accepted)
+
+    def commit(self, tokens: Sequence[int]) -> int:
+        """`keep` and `advance`: history and grammar move together; returns how many tokens were kept."""
+        num_kept = self.keep(tokens)
+        self.advance()
+        return num_kept
+
+    def fail(self, error: RequestError) -> None:
+        """End the request with an error. The first error stays; an error outranks an ordinary end."""
+        if self.error is None:
+            self.finish, self.error = "error", error
+
+    def abort(self) -> None:
+        """End the request because nobody wants it any more."""
+        if self.finish is None:
+            self.finish = "abort"
+
+    @contextmanager
+    def _failing_alone(self) -> Iterator[None]:
+        """Whatever a backend raises ends this request, with a reason, and nothing else."""
+        try:
+            yield
+        except RequestError as error:
+            self.fail(error)
+        except Exception as error:
+            self.fail(MatcherError(f"the grammar backend raised {type(error).__name__}: {error}"))
+
+
+def _out_of_range(token: int, vocabulary: Vocabulary, position: int) -> InvalidTokenError:
+    return InvalidTokenError(
+        f"token id {token} at output position {position} is outside the vocabulary "
+        f"[0, {vocabulary.vocab_size}); padding ids and padded logits columns must not be committed"
+    )
+
+
+def _refused(token: int, position: int) -> InvalidTokenError:
+    return InvalidTokenError(
+        f"the grammar refuses token id {token} at output position {position}, which the target chose; "
+        "its logits were not masked with this state's row"
+    )

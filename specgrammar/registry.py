@@ -1,0 +1,181 @@
+"""Plugins: found by entry points, loaded by name, checked against their protocol before they are used.
+
+A third party's backend, algorithm or adapter is found exactly as our own are:
+
+    [project.entry-points."specgrammar.backends"]
+    mine = "my_package:MyBackend"
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from specgrammar.errors import ConfigError, PluginError
+from specgrammar.protocols.grammar import BACKEND_API_VERSION, BackendFacts
+from specgrammar.protocols.spec import ALGORITHM_API_VERSION
+
+ADAPTER_API_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """A kind of plugin: its entry point group and what its members must be.
+
+    Attributes:
+        kind: the word for it in messages.
+        name: the entry point group.
+        api_version: the version that a plugin must declare.
+        methods: members that must be callable.
+        values: members that must be an instance of a type.
+        properties: members that must exist.
+    """
+
+    kind: str
+    name: str
+    api_version: int
+    methods: tuple[str, ...]
+    values: Mapping[str, type]
+    properties: tuple[str, ...] = ()
+
+
+BACKENDS = Group(
+    "backend",
+    "specgrammar.backends",
+    BACKEND_API_VERSION,
+    methods=("compile", "matcher"),
+    values={"facts": BackendFacts},
+    properties=("vocabulary",),
+)
+ALGORITHMS = Group(
+    "algorithm",
+    "specgrammar.algorithms",
+    ALGORITHM_API_VERSION,
+    methods=("make_producer",),
+    values={},
+    properties=("topology", "proposal"),
+)
+ADAPTERS = Group("adapter", "specgrammar.adapters", ADAPTER_API_VERSION, methods=("load",), values={})
+GROUPS = (BACKENDS, ALGORITHMS, ADAPTERS)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An entry point, not loaded yet."""
+
+    group: Group
+    name: str
+    target: str
+    distribution: str
+    entry_point: EntryPoint
+
+    @property
+    def where(self) -> str:
+        """For messages: kind, name, target and distribution."""
+        return f"{self.group.kind} {self.name!r} ({self.target}, from {self.distribution})"
+
+    def load(self) -> Callable[..., Any]:
+        """Import the plugin and check it; raises PluginError with what is wrong and how to mend it."""
+        try:
+            factory = self.entry_point.load()
+        except ModuleNotFoundError as error:
+            raise PluginError(f"{self.where} needs the module {error.name!r}: {self._install_hint()}") from error
+        except Exception as error:
+            raise PluginError(
+                f"{self.where} cannot be imported: {type(error).__name__}: {error}; reinstall or upgrade it"
+            ) from error
+        check_members(factory, self.group, self.where)
+        return factory  # type: ignore[no-any-return]  # checked to be callable by check_members
+
+    def _install_hint(self) -> str:
+        distribution = self.distribution.split(" ")[0]
+        if distribution == "specgrammar":
+            return f"pip install 'specgrammar[{self.name}]'"
+        return f"install what {distribution} depends on, e.g. pip install --upgrade {distribution}"
+
+
+def plugins(group: Group) -> list[Plugin]:
+    """All plugins of a group, sorted by name; nothing is imported. The same name may come up twice."""
+    found = {
+        Plugin(group, ep.name, ep.value, f"{ep.dist.name} {ep.dist.version}" if ep.dist else "unknown", ep)
+        for ep in entry_points(group=group.name)
+    }
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def find(group: Group, name: str) -> Plugin:
+    """The plugin of a name; raises PluginError if there is none, or more than one."""
+    named = [plugin for plugin in plugins(group) if plugin.name == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        claims = " and ".join(f"{plugin.target} from {plugin.distribution}" for plugin in named)
+        raise PluginError(f"{group.kind} {name!r} is claimed twice, by {claims}; uninstall one of them")
+    known = ", ".join(sorted({plugin.name for plugin in plugins(group)})) or "none; is specgrammar installed?"
+    raise PluginError(f"no {group.kind} is called {name!r}; found: {known}")
+
+
+def create(group: Group, name: str, *args: Any, **options: Any) -> Any:
+    """Load a plugin and call it with options; unknown ones are refused by name.
+
+    Args:
+        group: the kind.
+        name: the plugin's name.
+        args: what the protocol passes (a backend's vocabulary).
+        options: what a user configured.
+
+    Raises:
+        PluginError: there is no such plugin, or it does not keep to its protocol.
+        ConfigError: an option is unknown or has an impossible value.
+    """
+    plugin = find(group, name)
+    factory = plugin.load()
+    known = option_names(factory, len(args))
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(
+            f"{group.kind} {name!r} has no option {', '.join(map(repr, unknown))}; "
+            f"it has: {', '.join(sorted(known)) or 'none'}"
+        )
+    try:
+        return factory(*args, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{group.kind} {name!r} refuses its options {options}: {error}") from error
+
+
+def option_names(factory: Callable[..., Any], num_positional: int = 0) -> set[str]:
+    """The options that a factory takes, behind its positional parameters."""
+    parameters = list(inspect.signature(factory).parameters.values())[num_positional:]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {parameter.name for parameter in parameters if parameter.kind in named}
+
+
+def check_members(factory: Any, group: Group, where: str) -> None:
+    """Check a factory against its group; raises PluginError naming member, expected, found and fix."""
+
+    def refuse(member: str, expected: str, found: str, fix: str) -> PluginError:
+        return PluginError(f"{where}: {member}: expected {expected}, found {found}; {fix}")
+
+    if not callable(factory):
+        raise refuse("entry point", "a class or callable", repr(factory), "name the class in the entry point")
+    version = getattr(factory, "api_version", None)
+    if version != group.api_version or not isinstance(version, int):
+        raise refuse(
+            "api_version",
+            repr(group.api_version),
+            repr(version),
+            "declare it as a class attribute, or install a plugin made for this version of specgrammar",
+        )
+    for name in (*group.methods, *group.properties, *group.values):
+        if not hasattr(factory, name):
+            raise refuse(name, "a member", "nothing", f"define {name} as specgrammar.protocols says")
+    for name in group.methods:
+        if not callable(getattr(factory, name)):
+            raise refuse(name, "a method", repr(getattr(factory, name)), f"make {name} a method")
+    for name, kind in group.values.items():
+        value = getattr(factory, name)
+        if not isinstance(value, kind):
+            raise refuse(name, f"a {kind.__name__}", repr(value), f"set {name} = {kind.__name__}(...)")

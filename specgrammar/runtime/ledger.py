@@ -1,0 +1,142 @@
+"""`Ledger`: the single owner of commits.
+
+A step's result is published and queued; nobody waits for it there. History moves first (`resolve`), since a
+producer may need the ids, and the grammar behind it (`advance_pending`), which may run under the next
+forward. Both move by exactly the same prefix, once per request and step, whoever calls them and how often.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specgrammar.errors import ConfigError, DeadEndError
+from specgrammar.grammar.session import GrammarSession
+from specgrammar.protocols.spec import Commit
+
+
+@dataclass(frozen=True)
+class RequestResult:
+    """What a step found for one request.
+
+    Attributes:
+        request_id: the request's.
+        tokens: accepted draft tokens in path order, then the bonus token if there is one.
+        num_draft_tokens: draft tokens that were verified for it.
+        has_bonus: whether the last of `tokens` is the target's own.
+        logprobs: of each of `tokens`, or None.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    num_draft_tokens: int
+    has_bonus: bool
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The results of one step, stamped with it."""
+
+    step: int
+    results: tuple[RequestResult, ...]
+
+
+@dataclass
+class Entry:
+    """A request in the ledger.
+
+    Attributes:
+        session: its grammar and stop rules; `session.output` is the committed output.
+        tokens: prompt and committed output, the history that producers and targets see.
+        num_prompt_tokens: how many of them are the prompt.
+        joined: results of steps before this one are not its own (an earlier request of the same id).
+        last_step: the last step whose result was applied.
+        num_verify_steps: results applied.
+        logprobs: of the committed output, where they were computed.
+    """
+
+    session: GrammarSession
+    tokens: list[int]
+    num_prompt_tokens: int
+    joined: int
+    last_step: int = -1
+    num_verify_steps: int = 0
+    logprobs: list[float] = field(default_factory=list)
+
+
+class Ledger:
+    """Requests in flight, and the queue of results that have not moved them yet."""
+
+    def __init__(self) -> None:
+        """An empty ledger at step 0."""
+        self.entries: dict[str, Entry] = {}
+        self.num_stale = 0
+        self._published: deque[StepResult] = deque()
+        self._kept: dict[str, GrammarSession] = {}
+
+    def join(self, request_id: str, prompt_tokens: Sequence[int], session: GrammarSession, step: int) -> Entry:
+        """Start to keep a request's books, from `step` on."""
+        if request_id in self.entries:
+            raise ConfigError(f"request id {request_id!r} is in flight already; ids must be unique")
+        entry = Entry(session, list(prompt_tokens), len(prompt_tokens), joined=step)
+        self.entries[request_id] = entry
+        return entry
+
+    def leave(self, request_id: str) -> None:
+        """Forget a request; results that are still queued for it are dropped as stale."""
+        self.entries.pop(request_id, None)
+        self._kept.pop(request_id, None)
+
+    def publish(self, result: StepResult) -> None:
+        """Queue a step's result."""
+        self._published.append(result)
+
+    def resolve(self) -> list[Commit]:
+        """Move the histories by all queued results; returns what was committed, in order.
+
+        A result is dropped, and counted in `num_stale`, if its request has left, joined later, or had that
+        step applied already. A request that ended or failed while its result was queued keeps nothing of it.
+        """
+        commits = []
+        while self._published:
+            step_result = self._published.popleft()
+            for result in step_result.results:
+                entry = self.entries.get(result.request_id)
+                if entry is None or step_result.step < entry.joined or step_result.step <= entry.last_step:
+                    self.num_stale += 1
+                else:
+                    entry.last_step = step_result.step
+                    commits.append(self._apply(entry, result))
+        return commits
+
+    def advance_pending(self) -> None:
+        """The barrier: move the grammars over what their histories kept. Idempotent."""
+        self.resolve()
+        for session in self._kept.values():
+            session.advance()
+        self._kept.clear()
+
+    def _apply(self, entry: Entry, result: RequestResult) -> Commit:
+        session = entry.session
+        num_kept = session.keep(result.tokens)
+        if session.finish is None and not result.has_bonus:
+            session.fail(_no_token(len(session.output)))
+        kept = result.tokens[:num_kept]
+        entry.tokens.extend(kept)
+        entry.num_verify_steps += 1
+        if result.logprobs is not None:
+            entry.logprobs.extend(result.logprobs[:num_kept])
+        self._kept[result.request_id] = session
+        num_accepted = min(num_kept, len(result.tokens) - result.has_bonus)
+        return Commit(
+            result.request_id, kept, result.num_draft_tokens, num_accepted, session.finish is not None
+        )
+
+
+def _no_token(position: int) -> DeadEndError:
+    return DeadEndError(
+        f"no token can follow output position {position}: every logit that the grammar allows is -inf or NaN; "
+        "check the model's outputs and that its logits cover the grammar's vocabulary"
+    )

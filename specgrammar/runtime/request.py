@@ -1,0 +1,80 @@
+"""What goes into an engine and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specgrammar.errors import ConfigError
+from specgrammar.grammar.stops import FinishReason
+from specgrammar.protocols.grammar import GrammarSpec
+from specgrammar.spec.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how to continue it.
+
+    Attributes:
+        request_id: unique among the requests in flight.
+        prompt_tokens: at least one id; the last one is the root of the first tree.
+        grammar: the constraint; None for free text.
+        sampling: how the target samples.
+        max_new_tokens: most tokens to generate, at least 1.
+        stop_strings: the text ends before the first occurrence of any.
+        stop_token_ids: ids that end the output, beside the vocabulary's own stop ids.
+        grammar_start: the grammar begins behind this marker of token ids (the end of a reasoning block);
+            empty begins at once.
+        logprobs: report each token's log-probability.
+    """
+
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    grammar: GrammarSpec | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 256
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    grammar_start: tuple[int, ...] = ()
+    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(
+                f"request {self.request_id!r}: max_new_tokens = {self.max_new_tokens}; expected >= 1"
+            )
+        if self.grammar_start and self.grammar is None:
+            raise ConfigError(
+                f"request {self.request_id!r}: grammar_start without a grammar; give a grammar or drop it"
+            )
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request.
+
+    Attributes:
+        request_id: the request's.
+        text: the output, without special tokens, cut before a stop string.
+        token_ids: all committed ids, a stop token included.
+        finish_reason: `stop`, `stop_string`, `length`, `abort` or `error`.
+        error: one line that says what failed, where `finish_reason == "error"`.
+        num_verify_steps: target forwards that it took part in.
+        weakened: JSON Schema keywords that were not enforced (only where the spec allows that).
+        grammar_engaged: whether the grammar began (False: the marker of `grammar_start` never came).
+        logprobs: natural log-probability of each id, if asked for.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    error: str | None = None
+    num_verify_steps: int = 0
+    weakened: tuple[str, ...] = ()
+    grammar_engaged: bool = False
+    logprobs: tuple[float, ...] | None = None
+
+    @property
+    def mean_accept_length(self) -> float:
+        """Tokens per verify step, bonus tokens included; 0 where there was no step."""
+        return len(self.token_ids) / self.num_verify_steps if self.num_verify_steps else 0.0
