@@ -1,0 +1,143 @@
+"""The llguidance library as a `GrammarBackend`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
+from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
+from specgrammar.grammar.schema import prepare_schema
+from specgrammar.grammar.source import check_source, grammar_syntax, regex_node
+from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
+from specgrammar_llguidance.facts import FACTS
+from specgrammar_llguidance.lark import HEADER, to_lark
+from specgrammar_llguidance.matcher import LLGuidanceMatcher
+
+_JSON_OPTIONS = {
+    "spaced": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False},
+    "compact": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False},
+    "flexible": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": True},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LLGuidanceCompiled:
+    """A `CompiledGrammar` of this backend.
+
+    `template` stays at the start of the grammar; matchers are copies of it.
+    """
+
+    spec: GrammarSpec
+    weakened: tuple[str, ...]
+    template: LLMatcher
+
+
+class _Tokens:
+    """A vocabulary in the shape that `LLTokenizer` reads."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.special_token_ids = sorted(
+            vocabulary.special_ids
+            | set(vocabulary.stop_ids)
+            | {i for i, token in enumerate(vocabulary.tokens) if not token}
+        )
+        hidden = frozenset(self.special_token_ids)
+        self.tokens = [b"" if i in hidden else token for i, token in enumerate(vocabulary.tokens)]
+        self.eos_token_id = vocabulary.stop_ids[0]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Only forced tokens would ask for a tokenisation, and `lark.HEADER` switches them off."""
+        raise NotImplementedError
+
+
+class LLGuidanceBackend:
+    """A `GrammarBackend` on llguidance; also `SupportsBatchFill`."""
+
+    api_version: Literal[1] = 1
+    facts: BackendFacts = FACTS
+
+    def __init__(self, vocabulary: Vocabulary, *, max_threads: int = 4) -> None:
+        """Hand the vocabulary to llguidance.
+
+        Args:
+            vocabulary: special ids are handed over as special, so that none is legal inside a string.
+            max_threads: threads that fill the rows of one batch.
+        """
+        if max_threads < 1:
+            raise ConfigError(f"llguidance: max_threads = {max_threads}; expected >= 1")
+        self._vocabulary = vocabulary
+        self._tokenizer = LLTokenizer(
+            _Tokens(vocabulary), n_vocab=vocabulary.vocab_size, eos_token=list(vocabulary.stop_ids)
+        )
+        self._executor = LLExecutor(max_threads)
+        self._guard: BitmaskGuard[int] = BitmaskGuard(vocabulary, lambda bitmask: bitmask.ctypes.data)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary that it was built for."""
+        return self._vocabulary
+
+    def compile(self, spec: GrammarSpec) -> LLGuidanceCompiled:
+        """See `GrammarBackend.compile`."""
+        check_source(spec)
+        weakened: tuple[str, ...] = ()
+        if spec.kind in ("regex", "choice"):
+            grammar = to_lark(regex_node(spec))
+        elif spec.kind == "grammar":
+            if grammar_syntax(spec.source) != "lark":
+                raise GrammarCompileError("llguidance reads Lark; use the xgrammar backend for EBNF")
+            grammar = HEADER + spec.source
+        else:
+            prepared = prepare_schema(spec, self.facts)
+            weakened = prepared.weakened
+            schema = prepared.schema | {"x-guidance": _JSON_OPTIONS[spec.whitespace]}
+            grammar = f"{HEADER}start: %json {json.dumps(schema)}"
+        template = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if template.is_error():
+            raise GrammarCompileError(f"llguidance: {one_line(template.get_error())}")
+        return LLGuidanceCompiled(spec, weakened, template)
+
+    def matcher(self, compiled: LLGuidanceCompiled) -> LLGuidanceMatcher:
+        """See `GrammarBackend.matcher`."""
+        return LLGuidanceMatcher(compiled.template, self._guard, self._vocabulary)
+
+    def fill_bitmasks(
+        self, matchers: Sequence[LLGuidanceMatcher], bitmask: NDArray[np.int32], rows: Sequence[int]
+    ) -> Mapping[int, Exception]:
+        """See `SupportsBatchFill`."""
+        address = self._guard.handle(bitmask)
+        failures: dict[int, Exception] = {}
+        live: list[int] = []
+        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
+            try:
+                check_row(bitmask, row)
+            except MatcherError as error:
+                failures[i] = error
+                continue
+            if matcher.finished:
+                failures[i] = ended(bitmask, row)
+            else:
+                live.append(i)
+        if live:
+            self._executor.unsafe_compute_mask_ptr(
+                [(matchers[i].native, rows[i]) for i in live],
+                address,
+                4 * self._vocabulary.num_words,
+                len(bitmask),
+            )
+        for i in live:
+            try:
+                matchers[i].check_filled(bitmask, rows[i])
+            except (DeadEndError, MatcherError) as error:
+                failures[i] = error
+        return failures

@@ -1,0 +1,131 @@
+"""One sequence's state on llguidance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from specgrammar.errors import MatcherError
+from specgrammar.grammar.native import BitmaskGuard, check_rollback, check_row, dead_end, ended, one_line
+from specgrammar.protocols.grammar import Vocabulary
+
+
+class LLGuidanceMatcher:
+    """A `GrammarMatcher` around `llguidance.LLMatcher`.
+
+    The stop token stays outside: llguidance counts it as a step only where the grammar could also have gone
+    on. Only `try_consume_tokens` moves the native matcher, because a failed `consume_token` poisons it for
+    good. A fill that finds no token or hits a limit poisons it too, and writes the stop tokens as legal; then
+    the row is cleared and the matcher is made again from the grammar and the accepted tokens.
+    """
+
+    def __init__(self, template: LLMatcher, guard: BitmaskGuard[int], vocabulary: Vocabulary) -> None:
+        """Start at the beginning of a grammar.
+
+        Args:
+            template: a native matcher that nobody moves.
+            guard: shared by all matchers of the vocabulary; its handles are addresses.
+            vocabulary: what its ids mean.
+        """
+        self._template = template
+        self._native = template.deep_copy()
+        self._guard = guard
+        self._vocabulary = vocabulary
+        self._vocab_size = vocabulary.vocab_size
+        self._row_bytes = 4 * vocabulary.num_words
+        self._stop_ids = frozenset(vocabulary.stop_ids)
+        self._tokens: list[int] = []
+        self._finished = False
+
+    @property
+    def native(self) -> LLMatcher:
+        """The matcher of llguidance, for calls on many matchers at once."""
+        return self._native
+
+    @property
+    def finished(self) -> bool:
+        """A stop token was accepted and not rolled back."""
+        return self._finished
+
+    def accept(self, token: int) -> bool:
+        """See `GrammarMatcher.accept`."""
+        if self._finished or not 0 <= token < self._vocab_size:
+            return False
+        if token in self._stop_ids:
+            self._finished = self._native.is_accepting()
+            if not self._finished:
+                return False
+        elif not self._native.try_consume_tokens([token]):
+            self._raise_if_poisoned()
+            return False
+        self._tokens.append(token)
+        return True
+
+    def accept_prefix(self, tokens: Sequence[int]) -> int:
+        """See `GrammarMatcher.accept_prefix`."""
+        if self._finished:
+            return 0
+        text: list[int] = []
+        for token in tokens:
+            if token in self._stop_ids or not 0 <= token < self._vocab_size:
+                break
+            text.append(token)
+        num_accepted = self._native.try_consume_tokens(text) if text else 0
+        self._tokens += text[:num_accepted]
+        if num_accepted < len(text):
+            self._raise_if_poisoned()
+        elif num_accepted < len(tokens) and self.accept(tokens[num_accepted]):
+            num_accepted += 1
+        return num_accepted
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `GrammarMatcher.rollback`."""
+        check_rollback(num_tokens, len(self._tokens))
+        if not num_tokens:
+            return
+        num_text_tokens = num_tokens - self._finished
+        if num_text_tokens and not self._native.rollback(num_text_tokens):
+            raise MatcherError(f"llguidance: {one_line(self._native.get_error())}")
+        del self._tokens[-num_tokens:]
+        self._finished = False
+
+    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> bool:
+        """See `GrammarMatcher.fill_bitmask`."""
+        address = self._guard.handle(bitmask)
+        check_row(bitmask, row)
+        if self._finished:
+            raise ended(bitmask, row)
+        self._native.unsafe_compute_mask_ptr(address + row * self._row_bytes, self._row_bytes)
+        return self.check_filled(bitmask, row)
+
+    def check_filled(self, bitmask: NDArray[np.int32], row: int) -> bool:
+        """Judge the row that the native matcher has just filled; returns and raises like `fill_bitmask`."""
+        if not self._native.is_error():
+            return self._guard.restricts(bitmask, row)
+        bitmask[row] = 0
+        if self._native.stop_reason() in ("NoExtension", "NoExtensionBias"):
+            self._replay()
+            raise dead_end()
+        self._raise_if_poisoned()
+        raise AssertionError("unreachable: the matcher is in an error state")
+
+    def _raise_if_poisoned(self) -> None:
+        if self._native.is_error():
+            cause = one_line(self._native.get_error())
+            self._replay()
+            raise MatcherError(f"llguidance: {cause}")
+
+    def _replay(self) -> None:
+        self._native = self._template.deep_copy()
+        self._native.try_consume_tokens(self._tokens)
+
+    def fork(self) -> LLGuidanceMatcher:
+        """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""
+        copy = LLGuidanceMatcher(self._template, self._guard, self._vocabulary)
+        copy._native = self._native.deep_copy()
+        copy._tokens = self._tokens.copy()
+        copy._finished = self._finished
+        return copy

@@ -1,0 +1,157 @@
+"""The xgrammar library as a `GrammarBackend`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import tvm_ffi
+import xgrammar
+from numpy.typing import NDArray
+
+from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
+from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
+from specgrammar.grammar.schema import prepare_schema
+from specgrammar.grammar.source import check_source, grammar_syntax, regex_node
+from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
+from specgrammar_xgrammar.ebnf import to_ebnf
+from specgrammar_xgrammar.facts import FACTS
+from specgrammar_xgrammar.matcher import XGrammarMatcher
+
+_SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": None}
+
+
+@dataclass(frozen=True, eq=False)
+class XGrammarCompiled:
+    """A `CompiledGrammar` of this backend."""
+
+    spec: GrammarSpec
+    weakened: tuple[str, ...]
+    native: xgrammar.CompiledGrammar
+
+
+class XGrammarBackend:
+    """A `GrammarBackend` on xgrammar; also `SupportsBatchFill`."""
+
+    api_version: Literal[1] = 1
+    facts: BackendFacts = FACTS
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        max_threads: int = 4,
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        """Hand the vocabulary to xgrammar.
+
+        Args:
+            vocabulary: special ids are handed over without text, so that none is legal inside a string.
+            max_threads: threads that compile one grammar, and that fill the rows of one batch.
+            cache_bytes: memory for compiled grammars, so that a schema that comes again costs nothing.
+        """
+        if max_threads < 1 or cache_bytes < 0:
+            raise ConfigError(
+                f"xgrammar: max_threads = {max_threads}, cache_bytes = {cache_bytes}; expected >= 1 and >= 0"
+            )
+        self._vocabulary = vocabulary
+        hidden = vocabulary.special_ids | set(vocabulary.stop_ids)
+        tokens = [b"" if i in hidden else token for i, token in enumerate(vocabulary.tokens)]
+        # Ids up to the end of the last word are unused, so that the library writes their bits as 0.
+        tokens += [b""] * (32 * vocabulary.num_words - len(tokens))
+        info = xgrammar.TokenizerInfo(
+            tokens,
+            xgrammar.VocabType.RAW,
+            vocab_size=len(tokens),
+            stop_token_ids=list(vocabulary.stop_ids),
+        )
+        self._compiler = xgrammar.GrammarCompiler(
+            info, max_threads=max_threads, cache_enabled=cache_bytes > 0, cache_limit_bytes=cache_bytes
+        )
+        self._batch = xgrammar.BatchGrammarMatcher(min(max_threads, os.cpu_count() or 1))
+        self._guard: BitmaskGuard[Any] = BitmaskGuard(vocabulary, tvm_ffi.from_dlpack)
+        stops = frozenset(vocabulary.stop_ids)
+        self._legal = bytes(
+            i in stops or (bool(token) and i not in hidden) for i, token in enumerate(vocabulary.tokens)
+        )
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary that it was built for."""
+        return self._vocabulary
+
+    def compile(self, spec: GrammarSpec) -> XGrammarCompiled:
+        """See `GrammarBackend.compile`."""
+        check_source(spec)
+        try:
+            if spec.kind in ("regex", "choice"):
+                return XGrammarCompiled(spec, (), self._compiler.compile_grammar(to_ebnf(regex_node(spec))))
+            if spec.kind == "grammar":
+                if grammar_syntax(spec.source) != "ebnf":
+                    raise GrammarCompileError(
+                        "xgrammar reads EBNF only (`root ::= ...`), and no rule of this grammar has `::=`; "
+                        "rewrite it, or use the llguidance backend for Lark"
+                    )
+                return XGrammarCompiled(spec, (), self._compiler.compile_grammar(spec.source))
+            prepared = prepare_schema(spec, self.facts)
+            native = self._compiler.compile_json_schema(
+                prepared.text,
+                any_whitespace=spec.whitespace == "flexible",
+                separators=_SEPARATORS[spec.whitespace],
+                strict_mode=False,
+            )
+            return XGrammarCompiled(spec, prepared.weakened, native)
+        except RuntimeError as error:
+            raise GrammarCompileError(f"xgrammar: {one_line(error)}") from error
+
+    def matcher(self, compiled: XGrammarCompiled) -> XGrammarMatcher:
+        """See `GrammarBackend.matcher`."""
+        return XGrammarMatcher(xgrammar.GrammarMatcher(compiled.native), self._guard, self._legal)
+
+    def fill_bitmasks(
+        self, matchers: Sequence[XGrammarMatcher], bitmask: NDArray[np.int32], rows: Sequence[int]
+    ) -> Mapping[int, Exception]:
+        """See `SupportsBatchFill`; the native batch call raises for all if one matcher fails."""
+        handle = self._guard.handle(bitmask)
+        failures: dict[int, Exception] = {}
+        live: list[int] = []
+        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
+            try:
+                check_row(bitmask, row)
+            except MatcherError as error:
+                failures[i] = error
+                continue
+            if matcher.finished:
+                failures[i] = ended(bitmask, row)
+            else:
+                live.append(i)
+        try:
+            self._batch.batch_fill_next_token_bitmask(
+                [matchers[i].native for i in live], handle, [rows[i] for i in live]
+            )
+        except RuntimeError:
+            return failures | self._one_by_one(live, matchers, bitmask, rows)
+        for i in live:
+            try:
+                self._guard.restricts(bitmask, rows[i])
+            except DeadEndError as error:
+                failures[i] = error
+        return failures
+
+    def _one_by_one(
+        self,
+        live: Sequence[int],
+        matchers: Sequence[XGrammarMatcher],
+        bitmask: NDArray[np.int32],
+        rows: Sequence[int],
+    ) -> dict[int, Exception]:
+        failures: dict[int, Exception] = {}
+        for i in live:
+            try:
+                matchers[i].fill_bitmask(bitmask, rows[i])
+            except (DeadEndError, MatcherError) as error:
+                failures[i] = error
+        return failures

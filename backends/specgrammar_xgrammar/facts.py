@@ -1,0 +1,10 @@
+"""What xgrammar is and is not."""
+
+from specgrammar.protocols.grammar import BackendFacts
+
+FACTS = BackendFacts(
+    max_rollback=None,
+    thread_safe=True,
+    grammar_syntaxes=frozenset({"ebnf"}),
+    unenforced_keywords=frozenset(),
+)

@@ -1,0 +1,92 @@
+"""One sequence's state on xgrammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xgrammar
+from numpy.typing import NDArray
+
+from specgrammar.errors import MatcherError
+from specgrammar.grammar.native import BitmaskGuard, check_rollback, check_row, ended, one_line
+
+
+class XGrammarMatcher:
+    """A `GrammarMatcher` around `xgrammar.GrammarMatcher`.
+
+    xgrammar takes a stop token as one step, so `rollback` is its own. What is added: it would print a warning
+    for every token behind the end and for special ids, and pass a negative rollback silently.
+    """
+
+    def __init__(self, native: xgrammar.GrammarMatcher, guard: BitmaskGuard[Any], legal: bytes) -> None:
+        """Wrap a native matcher.
+
+        Args:
+            native: at the start of its grammar, or a fork (then `accept` counts from there).
+            guard: shared by all matchers of the vocabulary.
+            legal: per token id, 1 unless it is a special id that is no stop token.
+        """
+        self._native = native
+        self._guard = guard
+        self._legal = legal
+        self._num_accepted = 0
+        self._finished = False
+        # The bound functions of the handle: the library's Python wrapper costs as much as a small fill.
+        self._accept_token = native._handle.accept_token
+        self._fill = native._handle.fill_next_token_bitmask
+
+    @property
+    def native(self) -> xgrammar.GrammarMatcher:
+        """The matcher of xgrammar, for calls on many matchers at once."""
+        return self._native
+
+    @property
+    def finished(self) -> bool:
+        """A stop token was accepted and not rolled back."""
+        return self._finished
+
+    def accept(self, token: int) -> bool:
+        """See `GrammarMatcher.accept`."""
+        if self._finished or not 0 <= token < len(self._legal) or not self._legal[token]:
+            return False
+        if not self._accept_token(token, False):
+            return False
+        self._num_accepted += 1
+        self._finished = self._native._handle.is_terminated()
+        return True
+
+    def accept_prefix(self, tokens: Sequence[int]) -> int:
+        """See `GrammarMatcher.accept_prefix`."""
+        for num_accepted, token in enumerate(tokens):
+            if not self.accept(token):
+                return num_accepted
+        return len(tokens)
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `GrammarMatcher.rollback`."""
+        check_rollback(num_tokens, self._num_accepted)
+        if num_tokens:
+            self._native.rollback(num_tokens)
+            self._num_accepted -= num_tokens
+            self._finished = False
+
+    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> bool:
+        """See `GrammarMatcher.fill_bitmask`."""
+        handle = self._guard.handle(bitmask)
+        check_row(bitmask, row)
+        if self._finished:
+            raise ended(bitmask, row)
+        try:
+            self._fill(handle, row, False)
+        except RuntimeError as error:
+            raise MatcherError(f"xgrammar: {one_line(error)}") from error
+        return self._guard.restricts(bitmask, row)
+
+    def fork(self) -> XGrammarMatcher:
+        """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""
+        copy = XGrammarMatcher(self._native.fork(), self._guard, self._legal)
+        copy._num_accepted = self._num_accepted
+        copy._finished = self._finished
+        return copy
