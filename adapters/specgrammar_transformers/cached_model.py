@@ -1,0 +1,224 @@
+"""A causal model with one cache row per request: run prompts, run trees, keep paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from specgrammar.errors import InvalidTokenError, ModelError
+from specgrammar_transformers.architecture import context_limit, plane_shapes
+from specgrammar_transformers.kv_cache import SlotCache
+from specgrammar_transformers.tree_layout import TreeLayout, layout_of_chains
+
+_PREFILL_CHUNK = 512
+"""Prompt tokens per forward: bounds the mask and the activations, and is long enough to keep a CPU busy."""
+
+
+class CachedModel:
+    """The model, its cache, and which request owns which row.
+
+    Rows `[0, number of requests)` are taken. `forward` wants its batch in the first rows, in batch order, and
+    moves rows if it is not: an engine's batch keeps its order from step to step, so that this is rare.
+
+    Attributes:
+        model: the model, in evaluation mode.
+        max_length: most tokens of one request that the model can place.
+    """
+
+    def __init__(self, model: PreTrainedModel, max_batch_size: int) -> None:
+        """Take over a model.
+
+        Raises:
+            ModelError: what the model keeps between forwards is not addressed by token, so that a path of a
+                tree cannot be kept (see `architecture`).
+        """
+        self.model = model.eval()
+        planes = plane_shapes(model)
+        self.max_length = context_limit(model)
+        self._cache = SlotCache(planes, max_batch_size)
+        self._max_batch_size = max_batch_size
+        self._ids: list[str] = []  # by row
+        self._lengths: list[int] = []  # by row: tokens whose keys and values are kept
+        self._window_start = 0  # the slot of node 0 in the last `forward`
+        self._num_ids = model.get_input_embeddings().weight.shape[0]
+        lowest = torch.finfo(model.dtype).min
+        self._seen, self._hidden = torch.tensor([0.0, lowest], dtype=model.dtype, device=model.device).unbind()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self.model.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        head = self.model.get_output_embeddings()
+        return self._num_ids if head is None else head.weight.shape[0]
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._ids
+
+    def length(self, request_id: str) -> int:
+        """Tokens of a request that are cached."""
+        return self._lengths[self._row(request_id)]
+
+    def start(self, request_id: str) -> None:
+        """Give a request an empty row.
+
+        Raises:
+            ModelError: the request has one already, or all rows are taken.
+        """
+        if request_id in self._ids:
+            raise ModelError(f"request {request_id!r} was added before; remove it first or choose another id")
+        if len(self._ids) == self._max_batch_size:
+            raise ModelError(
+                f"request {request_id!r} does not fit: the cache holds {self._max_batch_size} requests and all are "
+                "taken; remove one or raise max_batch_size"
+            )
+        self._ids.append(request_id)
+        self._lengths.append(0)
+
+    @torch.no_grad()
+    def extend(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Run tokens behind those that are cached, in chunks, and keep them.
+
+        Raises:
+            InvalidTokenError: an id is outside the model's vocabulary; nothing was run.
+            ModelError: the tokens do not fit the context; nothing was run.
+        """
+        row = self._row(request_id)
+        self.check_fits(request_id, self._lengths[row] + len(tokens))
+        for token in tokens:
+            if not 0 <= token < self._num_ids:
+                raise InvalidTokenError(
+                    f"request {request_id!r}: token {token} is outside the model's vocabulary of {self._num_ids}; "
+                    "tokenise with the model's own tokenizer"
+                )
+        for begin in range(0, len(tokens), _PREFILL_CHUNK):
+            chunk = layout_of_chains([tokens[begin : begin + _PREFILL_CHUNK]], self.device)
+            self._run(self.model.base_model, chunk, row, [self._lengths[row]], self._lengths[row])
+            self._lengths[row] += int(chunk.sizes[0])
+
+    @torch.no_grad()
+    def forward(self, request_ids: Sequence[str], layout: TreeLayout) -> torch.Tensor:
+        """One forward over a tree per request, each behind its cached tokens. Nothing is kept yet.
+
+        Returns:
+            Logits `[sum of layout.sizes, columns]` in the model's dtype, the nodes in order.
+        """
+        self._arrange(request_ids)
+        lengths = self._lengths[: len(request_ids)]
+        self._window_start = max(lengths)
+        bs, width = layout.ids.shape
+        if int(layout.sizes.sum()) == bs * width:
+            output = self._run(self.model, layout, 0, lengths, self._window_start)
+            return output.logits.reshape(bs * width, -1)
+        real = (np.arange(width) < layout.sizes[:, None]).nonzero()
+        rows, columns = (torch.from_numpy(part).to(self.device) for part in real)
+        with self._head_reads(rows, columns):
+            logits = self._run(self.model, layout, 0, lengths, self._window_start).logits
+        return logits[0] if logits.shape[:2] == (1, len(rows)) else logits[rows, columns]
+
+    @torch.no_grad()
+    def keep(self, request_ids: Sequence[str], nodes: NDArray[np.int64]) -> None:
+        """Keep nodes of the last forward behind each request's tokens, and forget the others.
+
+        Args:
+            request_ids: requests of that forward; those that were removed since are skipped.
+            nodes: int64 `[bs, any]`, node numbers local to the request in path order, -1 behind the last.
+        """
+        live = [i for i, name in enumerate(request_ids) if name in self._ids]
+        rows = np.array([self._row(request_ids[i]) for i in live], dtype=np.int64)
+        kept = nodes[live]
+        ends = np.array([self._lengths[row] for row in rows], dtype=np.int64)
+        item, place = (kept >= 0).nonzero()
+        from_slots, to_slots = self._window_start + kept[item, place], ends[item] + place
+        moved = from_slots != to_slots
+        if moved.any():
+            move = (rows[item[moved]], from_slots[moved], to_slots[moved])
+            self._cache.move_slots(*(torch.from_numpy(part) for part in move))
+        for row, count in zip(rows.tolist(), (kept >= 0).sum(axis=1).tolist(), strict=True):
+            self._lengths[row] += count
+
+    def truncate(self, request_id: str, length: int) -> None:
+        """Forget a request's tokens from `length` on."""
+        row = self._row(request_id)
+        self._lengths[row] = min(length, self._lengths[row])
+
+    @torch.no_grad()
+    def remove(self, request_id: str) -> None:
+        """Free a request's row; the last row moves into it. Unknown ids are ignored."""
+        if request_id not in self._ids:
+            return
+        row, last = self._row(request_id), len(self._ids) - 1
+        if row != last:
+            self._cache.copy_rows([last], [row])
+            self._ids[row], self._lengths[row] = self._ids[last], self._lengths[last]
+        self._cache.clear_row(last)
+        self._ids.pop()
+        self._lengths.pop()
+
+    def check_fits(self, request_id: str, length: int) -> None:
+        """Raise ModelError where the model cannot place `length` tokens."""
+        if length > self.max_length:
+            raise ModelError(
+                f"request {request_id!r} needs {length} tokens, but {type(self.model).__name__} can place "
+                f"{self.max_length}; shorten the prompt or lower max_new_tokens"
+            )
+
+    def _row(self, request_id: str) -> int:
+        try:
+            return self._ids.index(request_id)
+        except ValueError:
+            raise ModelError(f"request {request_id!r} is unknown; add it first") from None
+
+    def _arrange(self, request_ids: Sequence[str]) -> None:
+        """Move rows until the batch lies in the first ones, in its order."""
+        front = [self._row(name) for name in request_ids]
+        order = front + [row for row in range(len(self._ids)) if row not in front]
+        moves = [(old, new) for new, old in enumerate(order) if old != new]
+        if moves:
+            self._cache.copy_rows([old for old, _ in moves], [new for _, new in moves])
+            self._ids = [self._ids[row] for row in order]
+            self._lengths = [self._lengths[row] for row in order]
+
+    def _run(
+        self, module: torch.nn.Module, layout: TreeLayout, row: int, lengths: list[int], start: int
+    ) -> Any:
+        """One forward of rows `[row, row + bs)`, their nodes written to slots from `start` on.
+
+        The mask is additive and of the model's dtype: attention implementations differ in what they make of a
+        boolean one. Its lowest finite number, not -inf, keeps a row that is all hidden finite.
+        """
+        bs, width = layout.ids.shape
+        self._cache.open_window(row, bs, start, width)
+        committed = torch.tensor(lengths, device=self.device)[:, None]
+        prefix = torch.arange(start, device=self.device) < committed
+        visible = torch.cat([prefix[:, None].expand(bs, width, start), layout.ancestors], dim=2)
+        return module(
+            input_ids=layout.ids,
+            attention_mask=torch.where(visible, self._seen, self._hidden)[:, None],
+            position_ids=committed + layout.depths,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+
+    def _head_reads(
+        self, rows: torch.Tensor, columns: torch.Tensor
+    ) -> AbstractContextManager[RemovableHandle | None]:
+        """Let the output projection compute the rows of real nodes only: it is a large part of a small model."""
+        head = self.model.get_output_embeddings()
+        if head is None:
+            return nullcontext()
+
+        def select(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            return (inputs[0][rows, columns][None],)
+
+        return head.register_forward_pre_hook(select)

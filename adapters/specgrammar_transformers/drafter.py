@@ -1,0 +1,146 @@
+"""`TransformersDrafter`: any smaller or equal causal model as the drafter of chains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from specgrammar.protocols.spec import DecodeBatch, RequestView
+from specgrammar.spec.noise import Stream
+from specgrammar.spec.sampler import sample_tokens, truncate_probs
+from specgrammar_transformers.cached_model import CachedModel
+from specgrammar_transformers.tree_layout import layout_of_chains
+
+_LONGEST_CATCH_UP = 32
+"""Tokens that a request may be behind in a batched forward; more are run alone, or the others would be padded."""
+
+
+@dataclass
+class _Cached:
+    """Which tokens the cache holds for a request; the first `num_committed` of them can never change."""
+
+    tokens: list[int] = field(default_factory=list)
+    num_committed: int = 0
+
+
+class TransformersDrafter:
+    """Drafts chains with a causal model of its own cache (`protocols.spec.CausalDrafter`).
+
+    A request that outgrows the draft model's context is still drafted for, with its last token repeated: a
+    proposal of probability one that is stated as such, so that the target's law is untouched.
+    """
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int, max_batch_size: int) -> None:
+        """Take over a draft model.
+
+        Args:
+            model: a causal model; it is put into evaluation mode.
+            vocab_size: columns of its logits that are real tokens, of the target's tokenizer.
+            max_batch_size: most requests that are drafted for at a time.
+
+        Raises:
+            ModelError: the model's cache cannot be kept by token (see `architecture`).
+        """
+        self._cached = CachedModel(model, max_batch_size)
+        self._vocab_size = min(vocab_size, self._cached.vocab_size)
+        self._requests: dict[str, _Cached] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits columns that are real tokens."""
+        return self._vocab_size
+
+    def draft(
+        self, batch: DecodeBatch, num_tokens: int, *, sampled: bool
+    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
+        """Continue every request by `num_tokens` tokens behind its last committed one.
+
+        Args:
+            batch: the requests, in any order; new ones are added, those that were drafted for catch up.
+            num_tokens: tokens per request.
+            sampled: draw from q with noise of the request's seed that the target does not use, and return q;
+                otherwise take the argmax.
+
+        Returns:
+            Token ids int64 `[bs, num_tokens]`, and q float32 `[bs, num_tokens, vocab_size]` on the model's
+            device or None.
+
+        Raises:
+            ModelError: more requests than `max_batch_size` are kept; `forget` finished ones.
+        """
+        tokens = np.array([[view.tokens[-1]] * num_tokens for view in batch.requests], dtype=np.int64)
+        tokens = tokens.reshape(len(batch), num_tokens)
+        q: torch.Tensor | None = None
+        if sampled:
+            q = torch.zeros(len(batch), num_tokens, self._vocab_size, device=self._cached.device)
+            q.scatter_(2, torch.from_numpy(tokens).to(q.device)[:, :, None], 1.0)
+        rows = [
+            row
+            for row, view in enumerate(batch.requests)
+            if len(view.tokens) + num_tokens <= self._cached.max_length
+        ]
+        if num_tokens == 0 or not rows:
+            return tokens, q
+        views = [batch.requests[row] for row in rows]
+        logits = self._catch_up(views)
+        for column in range(num_tokens):
+            positions = np.array([len(view.tokens) + column for view in views], dtype=np.int64)
+            params = [view.sampling for view in views]
+            if q is None:
+                chosen = logits.argmax(dim=-1)
+            else:
+                q[rows, column] = truncate_probs(logits, params)
+                chosen = sample_tokens(logits, params, positions, stream=Stream.DRAFT)
+            tokens[rows, column] = chosen.cpu().numpy()
+            if column + 1 < num_tokens:
+                logits = self._run(views, [[token] for token in tokens[rows, column].tolist()])
+        return tokens, q
+
+    def forget(self, request_id: str) -> None:
+        """Free what is kept for a request that has finished; unknown ids are ignored."""
+        self._requests.pop(request_id, None)
+        self._cached.remove(request_id)
+
+    def _catch_up(self, views: Sequence[RequestView]) -> torch.Tensor:
+        """Drop drafts that were rejected, run what was committed since; the logits behind each last token."""
+        missing = []
+        for view in views:
+            kept = self._drop_rejected(view)
+            missing.append(list(view.tokens[kept:]))
+            if len(missing[-1]) > _LONGEST_CATCH_UP:
+                self._cached.extend(view.request_id, missing[-1][:-1])
+                self._requests[view.request_id].tokens += missing[-1][:-1]
+                missing[-1] = missing[-1][-1:]
+        return self._run(views, missing)
+
+    def _drop_rejected(self, view: RequestView) -> int:
+        """Truncate a request's cache to what is committed; how many tokens are left (the last is never among them)."""
+        if view.request_id not in self._requests:
+            self._cached.start(view.request_id)
+            self._requests[view.request_id] = _Cached()
+        cached = self._requests[view.request_id]
+        most = min(len(cached.tokens), len(view.tokens) - 1)
+        kept = min(cached.num_committed, most)
+        while kept < most and cached.tokens[kept] == view.tokens[kept]:
+            kept += 1
+        self._cached.truncate(view.request_id, kept)
+        del cached.tokens[kept:]
+        cached.num_committed = len(view.tokens)
+        return kept
+
+    def _run(self, views: Sequence[RequestView], chains: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run and keep a chain per request; logits `[requests, vocab_size]` behind each chain."""
+        ids = [view.request_id for view in views]
+        layout = layout_of_chains(chains, self._cached.device)
+        logits = self._cached.forward(ids, layout)
+        width = layout.ids.shape[1]
+        self._cached.keep(ids, np.where(np.arange(width) < layout.sizes[:, None], np.arange(width), -1))
+        for view, chain in zip(views, chains, strict=True):
+            self._requests[view.request_id].tokens += chain
+        last = torch.from_numpy(layout.sizes.cumsum() - 1).to(logits.device)
+        return logits[last, : self._vocab_size]

@@ -1,0 +1,101 @@
+"""Loading a local model and its tokenizer, and turning a prompt into ids. The network is never touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from specgrammar.errors import ModelError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    path: str | Path, device: str = "auto", dtype: str = "auto", threads: int | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a causal model and its tokenizer from a folder.
+
+    Args:
+        path: a folder in Hugging Face's layout (config.json, weights, tokenizer).
+        device: `cpu`, `cuda`, `cuda:N`, or `auto` for CUDA where there is a device.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto` for what the folder's config says.
+        threads: CPU threads of torch, for the whole process; None leaves them.
+
+    Raises:
+        ModelError: the folder is missing or incomplete, holds no causal model, or device or dtype are not
+            there.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        what = "holds no config.json" if folder.is_dir() else "is not a folder"
+        raise ModelError(f"model {str(path)!r} {what}; give the folder of a Hugging Face model")
+    on = torch_device(device)
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise ModelError(f"dtype {dtype!r} is unknown; expected auto, {', '.join(_DTYPES)}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelError(
+            f"{folder / 'config.json'} cannot be read as a model config: {_first_line(error)}"
+        ) from error
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(
+            f"{folder} holds a {config.model_type!r} model, which is not a causal language model that transformers "
+            "knows; give a decoder-only model"
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=_DTYPES.get(dtype, "auto"), local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ModelError(f"the weights in {folder} cannot be loaded: {_first_line(error)}") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
+    return model.to(on).eval(), tokenizer
+
+
+def torch_device(name: str) -> torch.device:
+    """The device of a name; `auto` is CUDA where there is a device and the CPU otherwise.
+
+    Raises:
+        ModelError: the name is no device, or there is no such device on this machine.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"device {name!r} is unknown; expected auto, cpu, cuda or cuda:N") from None
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ModelError(
+            f"device {name!r} was asked for, but torch sees {count} CUDA devices; use --device cpu"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ModelError(f"device {name!r} is not supported; expected auto, cpu, cuda or cuda:N")
+    return device
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The ids of a user's message up to where the answer begins; the plain text where there is no chat template."""
+    if tokenizer.chat_template is None:
+        return list(tokenizer(text)["input_ids"])
+    message = [{"role": "user", "content": text}]
+    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

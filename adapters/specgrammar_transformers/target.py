@@ -1,0 +1,125 @@
+"""`TransformersTarget`: a Hugging Face causal model as the target of a speculative step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from specgrammar.errors import ModelError, StaleStepError
+from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.trees.tree import DraftTree
+from specgrammar_transformers.cached_model import CachedModel
+from specgrammar_transformers.tree_layout import layout_of_tree
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchedLogits:
+    """The logits of a forward that has been launched on the current stream."""
+
+    logits: torch.Tensor
+
+    def wait(self) -> torch.Tensor:
+        """The logits, `[num_nodes, columns]`; later work on the same stream is ordered behind them."""
+        return self.logits
+
+
+class TransformersTarget:
+    """Verifies draft trees in one forward pass each (`protocols.target.TargetModel`)."""
+
+    def __init__(self, model: PreTrainedModel, max_batch_size: int) -> None:
+        """Take over a model.
+
+        Args:
+            model: a causal model; it is put into evaluation mode.
+            max_batch_size: most requests at a time.
+
+        Raises:
+            ModelError: the model cannot verify trees (see `architecture`).
+        """
+        self._cached = CachedModel(model, max_batch_size)
+        self._launched_step: int | None = None
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the model runs and its logits are."""
+        return self._cached.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self._cached.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of one request, prompt and output together."""
+        return self._cached.max_length
+
+    def add(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Start a request: run the prompt but for its last token, which is the first tree's root.
+
+        Raises:
+            ModelError: the prompt is empty or longer than the context, or the cache is full.
+            InvalidTokenError: an id is outside the model's vocabulary.
+        """
+        if not tokens:
+            raise ModelError(f"request {request_id!r} has an empty prompt; a prompt has at least one token")
+        self._cached.check_fits(request_id, len(tokens))
+        self._cached.start(request_id)
+        try:
+            self._cached.extend(request_id, tokens[:-1])
+        except Exception:
+            self._cached.remove(request_id)
+            raise
+
+    def verify(self, batch: DecodeBatch, tree: DraftTree) -> LaunchedLogits:
+        """Launch one forward over all nodes, each seeing its request's prefix and its own ancestors.
+
+        Raises:
+            StaleStepError: the tree was made for another step.
+            ModelError: a request is unknown, its tokens are not those that were committed, or a path may
+                leave the context.
+        """
+        if tree.step != batch.step:
+            raise StaleStepError(f"the tree was made for step {tree.step}, the batch is step {batch.step}")
+        if tree.bs != len(batch):
+            raise ModelError(
+                f"the tree has {tree.bs} requests, the batch has {len(batch)}; draft for each of them"
+            )
+        for request, size in zip(batch.requests, np.diff(tree.cu_nodes).tolist(), strict=True):
+            deepest = min(request.max_draft_tokens, size - 1)
+            self._cached.check_fits(request.request_id, len(request.tokens) + deepest)
+            cached = self._cached.length(request.request_id)
+            if cached != len(request.tokens) - 1:
+                raise ModelError(
+                    f"request {request.request_id!r} has {len(request.tokens)} tokens, but {cached} are cached "
+                    "(all but the last should be); commit each step's paths before the next `verify`"
+                )
+        layout = layout_of_tree(tree, self.torch_device)
+        logits = self._cached.forward([request.request_id for request in batch.requests], layout)
+        self._launched_step = batch.step
+        return LaunchedLogits(logits)
+
+    def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
+        """Keep the cache of the root and the accepted nodes, in path order; drop all others of that tree.
+
+        Raises:
+            StaleStepError: another step was verified last, or this one was committed already.
+        """
+        if batch.step != self._launched_step:
+            raise StaleStepError(
+                f"step {batch.step} is to be committed, but the last `verify` without a commit "
+                f"was {'none' if self._launched_step is None else f'step {self._launched_step}'}"
+            )
+        self._launched_step = None
+        depth = np.arange(paths.accept_index.shape[1])
+        nodes = np.where(depth <= paths.accept_length[:, None], paths.accept_index, -1)
+        self._cached.keep([request.request_id for request in batch.requests], nodes)
+
+    def remove(self, request_id: str) -> None:
+        """Free a request's cache; unknown ids are ignored."""
+        self._cached.remove(request_id)
