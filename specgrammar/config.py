@@ -1,10 +1,10 @@
 """What a user configures, as one frozen value: from code, a dict or TOML.
 
-    backend = "xgrammar"        # or "llguidance": the whole change that a swap needs
-    algorithm = "ngram"
+backend = "xgrammar"        # or "llguidance": the whole change that a swap needs
+algorithm = "ngram"
 
-    [algorithm_options]
-    num_draft_tokens = 12
+[algorithm_options]
+num_draft_tokens = 12
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Config:
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(f"config: {name} = {value!r}; expected {words}")
         if self.acceptance not in ("target_only", "rejection"):
-            raise ConfigError(f"config: acceptance = {self.acceptance!r}; expected 'target_only' or 'rejection'")
+            raise ConfigError(
+                f"config: acceptance = {self.acceptance!r}; expected 'target_only' or 'rejection'"
+            )
         if self.max_batch_size < 1:
             raise ConfigError(f"config: max_batch_size = {self.max_batch_size}; expected at least 1")
         if not self.compile_timeout_s > 0:

@@ -82,7 +82,9 @@ class Plugin:
         try:
             factory = self.entry_point.load()
         except ModuleNotFoundError as error:
-            raise PluginError(f"{self.where} needs the module {error.name!r}: {self._install_hint()}") from error
+            raise PluginError(
+                f"{self.where} needs the module {error.name!r}: {self._install_hint()}"
+            ) from error
         except Exception as error:
             raise PluginError(
                 f"{self.where} cannot be imported: {type(error).__name__}: {error}; reinstall or upgrade it"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -9,24 +11,23 @@ import triton.language as tl
 _BLOCK = 4096
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _apply_rows_kernel(
-    logits_ptr,  # float [num_nodes, columns]
-    logits_stride,
-    bitmask_ptr,  # int32 [rows, num_words]
-    owners_ptr,  # int32 [rows], the logits row of each, -1 for none
-    num_words,
-    columns,
-    BLOCK: tl.constexpr,  # noqa: N803  (Triton's convention for compile-time constants)
-):  # type: ignore[no-untyped-def]  # Triton compiles the body; its pointers have no Python type
+    logits: Any,  # float [nodes, columns]
+    logits_stride: Any,
+    bitmask: Any,  # int32 [rows, num_words]
+    owners: Any,  # int32 [rows], the logits row of each, -1 for none
+    num_words: Any,
+    columns: Any,
+    block: tl.constexpr,
+) -> None:
     row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    owner = tl.load(owners_ptr + row)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    owner = tl.load(owners + row)
     inside = (column < columns) & (owner >= 0)
-    words = tl.load(bitmask_ptr + row.to(tl.int64) * num_words + column // 32, mask=inside, other=-1)
+    words = tl.load(bitmask + row.to(tl.int64) * num_words + column // 32, mask=inside, other=-1)
     illegal = ((words >> (column % 32)) & 1) == 0
-    pointers = logits_ptr + owner.to(tl.int64) * logits_stride + column
-    tl.store(pointers, float("-inf"), mask=inside & illegal)
+    tl.store(logits + owner.to(tl.int64) * logits_stride + column, float("-inf"), mask=inside & illegal)
 
 
 def apply_rows(logits: torch.Tensor, bitmask: torch.Tensor, owners: torch.Tensor, columns: int) -> None:
@@ -54,7 +55,7 @@ def apply_rows(logits: torch.Tensor, bitmask: torch.Tensor, owners: torch.Tensor
         raise ValueError(f"one device expected: {logits.device}, {bitmask.device}, {owners.device}")
     if rows and columns:
         grid = (rows, triton.cdiv(columns, _BLOCK))
-        _apply_rows_kernel[grid](logits, logits.stride(0), bitmask, owners, num_words, columns, BLOCK=_BLOCK)
+        _apply_rows_kernel[grid](logits, logits.stride(0), bitmask, owners, num_words, columns, block=_BLOCK)
 
 
 def _about(tensor: torch.Tensor) -> str:

@@ -69,7 +69,7 @@ class GrammarMask:
             raise SpecGrammarError("apply before upload: call mask.upload() first")
         if logits.dim() != 2 or len(logits) != len(self.status):
             raise SpecGrammarError(
-                f"logits have shape {tuple(logits.shape)}; expected one row for each of {len(self.status)} nodes"
+                f"logits have shape {tuple(logits.shape)}; expected a row for each of {len(self.status)} nodes"
             )
         logits[:, self.vocab_size :] = -torch.inf
         columns = min(logits.shape[1], self.vocab_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ class RequestNodes(NamedTuple):
         next_token = tree.retrieve_next_token.tolist()
         next_sibling = tree.retrieve_next_sibling.tolist()
         bounds = tree.cu_nodes.tolist()
-        for begin, end in zip(bounds, bounds[1:], strict=False):
+        for begin, end in pairwise(bounds):
             yield cls(begin, tokens[begin:end], next_token[begin:end], next_sibling[begin:end])
 
 

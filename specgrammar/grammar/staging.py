@@ -11,13 +11,14 @@ those of sglang's `GrammarTree`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specgrammar.errors import TreeError
-from specgrammar.protocols.staging import Device, Event, StagedTree
+from specgrammar.protocols.staging import Device, Event, StagedTree, StagingStrategy
 from specgrammar.trees.chain import chain_links
 from specgrammar.trees.tree import DraftTree, HostTree
 
@@ -102,9 +103,7 @@ class FromChain(FromDevice):
     def stage(self, tree: DraftTree) -> StagedTree:
         """Derive the links from `cu_nodes`; copy the ids if only the device has them."""
         next_token, next_sibling = chain_links(tree.cu_nodes)
-        return self._copy(
-            tree, {"retrieve_next_token": next_token, "retrieve_next_sibling": next_sibling}
-        )
+        return self._copy(tree, {"retrieve_next_token": next_token, "retrieve_next_sibling": next_sibling})
 
 
 def _checked(source: Part | None, name: str, num_nodes: int) -> Part:
@@ -130,3 +129,20 @@ def from_device(device: Device) -> FromDevice:
 def from_chain(device: Device) -> FromChain:
     """For chains: one copy of the ids, none of the links."""
     return FromChain(device)
+
+
+class FromAnywhere:
+    """What the tree has decides: host arrays are wrapped, everything else is copied."""
+
+    def __init__(self, elsewhere: StagingStrategy) -> None:
+        """Use `elsewhere` for trees that the host does not have."""
+        self._host, self._elsewhere = FromHost(), elsewhere
+
+    def stage(self, tree: DraftTree) -> StagedTree:
+        """Stage with the strategy that fits."""
+        return (self._host if tree.host is not None else self._elsewhere).stage(tree)
+
+
+def staging_for(topology: Literal["chain", "tree"], device: Device) -> StagingStrategy:
+    """The strategy for an algorithm's trees."""
+    return FromAnywhere(from_chain(device) if topology == "chain" else from_device(device))

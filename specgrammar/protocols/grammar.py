@@ -8,6 +8,7 @@ others before (padding ids, padded logits columns).
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -101,6 +102,31 @@ class GrammarSpec:
     source: str = ""
     whitespace: Whitespace = "spaced"
     allow_weakened: bool = False
+
+    @classmethod
+    def json_schema(cls, schema: str | Mapping[str, Any] | bool, **options: Any) -> GrammarSpec:
+        """JSON that is valid against a schema, given as JSON text or as a parsed value."""
+        return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema), **options)
+
+    @classmethod
+    def json_object(cls, **options: Any) -> GrammarSpec:
+        """Any JSON object."""
+        return cls("json_object", "", **options)
+
+    @classmethod
+    def regex(cls, pattern: str) -> GrammarSpec:
+        """Text that a regular expression matches as a whole."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def grammar(cls, text: str) -> GrammarSpec:
+        """A context-free grammar, EBNF (`root ::= ...`) or Lark (`start: ...`), as the backend's facts say."""
+        return cls("grammar", text)
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> GrammarSpec:
+        """One of several strings."""
+        return cls("choice", json.dumps(list(choices)))
 
 
 @dataclass(frozen=True)

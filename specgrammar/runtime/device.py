@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,12 +21,11 @@ class DoneEvent:
         return True
 
 
-@dataclass(frozen=True)
 class InlineDevice:
     """The host as its own device: no stream, every operation is done when its call returns."""
 
-    torch_device: torch.device = torch.device("cpu")
-    can_pin: bool = False
+    torch_device = torch.device("cpu")
+    can_pin = False
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copy now."""

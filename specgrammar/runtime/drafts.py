@@ -15,7 +15,7 @@ def current_draft(tree: DraftTree, batch: DecodeBatch, trace: Trace) -> DraftTre
     A stale draft (made before a preemption, say) is not wrong to verify but would be verified against the
     wrong prefix; it is dropped and counted, and the step does ordinary decoding.
     """
-    roots = np.array([request.tokens[-1] for request in batch.requests], np.int64)
+    roots = [request.tokens[-1] for request in batch.requests]
     if tree.step == batch.step and tree.bs == len(batch) and _has_roots(tree, roots):
         return tree
     trace.num_stale_drafts += 1
@@ -23,7 +23,7 @@ def current_draft(tree: DraftTree, batch: DecodeBatch, trace: Trace) -> DraftTre
     return DraftTree(batch.step, host.cu_nodes, host)
 
 
-def _has_roots(tree: DraftTree, roots: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
+def _has_roots(tree: DraftTree, roots: list[int]) -> bool:
     """Whether the host's copy, where there is one, starts each request with its last committed token."""
     if tree.host is None:
         return True

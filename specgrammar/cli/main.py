@@ -1,0 +1,55 @@
+"""`specgrammar`: the command line. Data goes to standard output, progress, tables and errors to standard error.
+
+Exit status: 0, all well; 1, a request failed; 2, the call or the configuration is wrong; 70, a defect in
+specgrammar; 130, interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from specgrammar.cli import generate, model, plugins
+from specgrammar.errors import SpecGrammarError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(prog="specgrammar", description="Grammar-constrained speculative decoding.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (generate, plugins, model):
+        command.add_parser(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; every failure is one line on standard error, never a traceback."""
+    arguments = parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except SpecGrammarError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
+        return 0
+    except Exception as error:
+        if os.environ.get("SPECGRAMMAR_DEBUG"):
+            traceback.print_exc()
+        hint = "this is a defect in specgrammar; set SPECGRAMMAR_DEBUG=1 for the traceback"
+        return _fail(f"{type(error).__name__}: {error} ({hint})", 70)
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"specgrammar: error: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

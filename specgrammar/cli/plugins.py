@@ -1,0 +1,67 @@
+"""`specgrammar plugins`: what is installed, from where, what it can do, and why something cannot be used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from specgrammar.cli.table import table
+from specgrammar.errors import SpecGrammarError
+from specgrammar.protocols.spec import supports_grammar_overlap
+from specgrammar.registry import ALGORITHMS, BACKENDS, GROUPS, Plugin, option_names, plugins
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    command = commands.add_parser("plugins", help="list backends, algorithms and adapters")
+    command.add_argument("--output", choices=("text", "json"), default="text", help="a table, or JSON lines")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List every plugin; one that cannot be used is a line, not a failure."""
+    rows = [describe(plugin) for group in GROUPS for plugin in plugins(group)]
+    if arguments.output == "json":
+        for row in rows:
+            print(json.dumps(row))
+    else:
+        columns = ("kind", "name", "distribution", "state", "abilities")
+        print(table(columns, [[row[column] for column in columns] for row in rows]))
+    return 0
+
+
+def describe(plugin: Plugin) -> dict[str, str]:
+    """One plugin as a row; it is loaded to see whether it can be."""
+    try:
+        state, abilities = "available", _abilities(plugin, plugin.load())
+    except SpecGrammarError as error:
+        state, abilities = f"unavailable: {error}", ""
+    return {
+        "kind": plugin.group.kind,
+        "name": plugin.name,
+        "target": plugin.target,
+        "distribution": plugin.distribution,
+        "state": state,
+        "abilities": abilities,
+    }
+
+
+def _abilities(plugin: Plugin, factory: Any) -> str:
+    parts: list[str] = []
+    if plugin.group is BACKENDS:
+        facts = factory.facts
+        parts.append("rollback " + ("unlimited" if facts.max_rollback is None else str(facts.max_rollback)))
+        parts.append("grammars: " + ", ".join(sorted(facts.grammar_syntaxes)))
+        parts.append("thread-safe" if facts.thread_safe else "one thread")
+        if hasattr(factory, "fill_bitmasks"):
+            parts.append("batch fill")
+    elif plugin.group is ALGORITHMS:
+        algorithm = factory()
+        parts.append(f"{algorithm.topology.kind} of up to {algorithm.topology.max_nodes} nodes")
+        parts.append(f"{algorithm.proposal.name.lower()} drafts")
+        parts.append("overlaps grammar" if supports_grammar_overlap(algorithm) else "history first")
+    options = sorted(option_names(factory, 1 if plugin.group is BACKENDS else 0))
+    if options and plugin.group in (BACKENDS, ALGORITHMS):
+        parts.append("options: " + ", ".join(options))
+    return "; ".join(parts)

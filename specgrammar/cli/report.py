@@ -1,0 +1,83 @@
+"""What `generate` prints: outputs, the summary, and the table of statistics."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from specgrammar.cli.table import table
+from specgrammar.config import Config
+
+if TYPE_CHECKING:
+    from specgrammar.runtime.request import RequestOutput
+    from specgrammar.runtime.trace import Trace
+
+
+def print_output(output: RequestOutput, style: str) -> None:
+    """One output to standard output; in text style a failure goes to standard error."""
+    if style == "json":
+        print(json.dumps(as_json(output), ensure_ascii=False), flush=True)
+    elif output.error is None:
+        print(output.text, flush=True)
+    if output.error is not None:
+        message = " ".join(output.error.split())
+        print(f"specgrammar: error: request {output.request_id!r}: {message}", file=sys.stderr, flush=True)
+
+
+def as_json(output: RequestOutput) -> dict[str, Any]:
+    """An output as a JSON object."""
+    line: dict[str, Any] = {
+        "id": output.request_id,
+        "text": output.text,
+        "token_ids": list(output.token_ids),
+        "finish_reason": output.finish_reason,
+        "error": output.error,
+        "num_tokens": len(output.token_ids),
+        "num_verify_steps": output.num_verify_steps,
+        "mean_accept_length": round(output.mean_accept_length, 4),
+    }
+    if output.weakened:
+        line["weakened"] = list(output.weakened)
+    if output.logprobs is not None:
+        line["logprobs"] = [round(value, 6) for value in output.logprobs]
+    return line
+
+
+def summary(outputs: Sequence[RequestOutput], trace: Trace, config: Config, seconds: float) -> dict[str, Any]:
+    """The statistics of a run. `mean_accept_length` is tokens per verify step and request."""
+    num_tokens = sum(len(output.token_ids) for output in outputs)
+    num_verified = sum(output.num_verify_steps for output in outputs)
+    return {
+        "backend": config.backend,
+        "algorithm": config.algorithm,
+        "num_requests": len(outputs),
+        "num_errors": sum(output.finish_reason == "error" for output in outputs),
+        "num_tokens": num_tokens,
+        "num_verify_steps": num_verified,
+        "num_forwards": trace.num_steps,
+        "mean_accept_length": round(num_tokens / num_verified, 4) if num_verified else 0.0,
+        "num_draft_tokens": trace.num_draft_tokens,
+        "num_accepted": trace.num_accepted,
+        "num_rejected_by_grammar": trace.num_rejected_by_grammar,
+        "num_rejected_by_target": trace.num_rejected_by_target,
+        "seconds": round(seconds, 4),
+        "tokens_per_second": round(num_tokens / seconds, 2) if seconds else 0.0,
+        "seconds_by_stage": {stage: round(spent, 4) for stage, spent in trace.seconds.items()},
+    }
+
+
+def print_summary(
+    outputs: Sequence[RequestOutput], trace: Trace, config: Config, seconds: float, style: str
+) -> None:
+    """The summary line (JSON style, standard output) and the table (standard error)."""
+    values = summary(outputs, trace, config, seconds)
+    if style == "json":
+        print(json.dumps({"summary": values}), flush=True)
+    stages = values.pop("seconds_by_stage")
+    rows: list[tuple[str, object]] = [(name.replace("_", " "), value) for name, value in values.items()]
+    rows += [
+        (f"  {stage}, ms per forward", 1e3 * spent / max(1, trace.num_steps)) for stage, spent in stages.items()
+    ]
+    print(table(("statistic", "value"), rows), file=sys.stderr)
