@@ -31,7 +31,7 @@ class Group:
         api_version: the version that a plugin must declare.
         methods: members that must be callable.
         values: members that must be an instance of a type.
-        properties: members that must exist.
+        properties: members that must exist on what the plugin makes.
     """
 
     kind: str
@@ -93,19 +93,23 @@ class Plugin:
         return factory  # type: ignore[no-any-return]  # checked to be callable by check_members
 
     def _install_hint(self) -> str:
-        distribution = self.distribution.split(" ")[0]
-        if distribution == "specgrammar":
-            return f"pip install 'specgrammar[{self.name}]'"
-        return f"install what {distribution} depends on, e.g. pip install --upgrade {distribution}"
+        dist = self.entry_point.dist
+        extras = (dist.metadata.get_all("Provides-Extra") or []) if dist else []
+        name = dist.name if dist else "its distribution"
+        if self.name in extras:
+            return f"pip install '{name}[{self.name}]'"
+        return f"install what {name} depends on, e.g. pip install --upgrade {name}"
 
 
 def plugins(group: Group) -> list[Plugin]:
     """All plugins of a group, sorted by name; nothing is imported. The same name may come up twice."""
-    found = {
-        Plugin(group, ep.name, ep.value, f"{ep.dist.name} {ep.dist.version}" if ep.dist else "unknown", ep)
-        for ep in entry_points(group=group.name)
-    }
-    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+    found: dict[tuple[str, str, str], Plugin] = {}  # one distribution may be on the path twice
+    for entry_point in entry_points(group=group.name):
+        dist = entry_point.dist
+        where = f"{dist.name} {dist.version}" if dist else "an unknown distribution"
+        key = (entry_point.name, entry_point.value, where)
+        found[key] = Plugin(group, *key, entry_point)
+    return sorted(found.values(), key=lambda plugin: (plugin.name, plugin.distribution))
 
 
 def find(group: Group, name: str) -> Plugin:
@@ -143,9 +147,13 @@ def create(group: Group, name: str, *args: Any, **options: Any) -> Any:
             f"it has: {', '.join(sorted(known)) or 'none'}"
         )
     try:
-        return factory(*args, **options)
+        made = factory(*args, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{group.kind} {name!r} refuses its options {options}: {error}") from error
+    for member in group.properties:
+        if not hasattr(made, member):
+            raise _refusal(plugin.where, member, "a property", "nothing", f"define {member}")
+    return made
 
 
 def option_names(factory: Callable[..., Any], num_positional: int = 0) -> set[str]:
@@ -157,27 +165,23 @@ def option_names(factory: Callable[..., Any], num_positional: int = 0) -> set[st
 
 def check_members(factory: Any, group: Group, where: str) -> None:
     """Check a factory against its group; raises PluginError naming member, expected, found and fix."""
-
-    def refuse(member: str, expected: str, found: str, fix: str) -> PluginError:
-        return PluginError(f"{where}: {member}: expected {expected}, found {found}; {fix}")
-
     if not callable(factory):
-        raise refuse("entry point", "a class or callable", repr(factory), "name the class in the entry point")
+        fix = "name the class in the entry point"
+        raise _refusal(where, "entry point", "a class or callable", repr(factory), fix)
     version = getattr(factory, "api_version", None)
     if version != group.api_version or not isinstance(version, int):
-        raise refuse(
-            "api_version",
-            repr(group.api_version),
-            repr(version),
-            "declare it as a class attribute, or install a plugin made for this version of specgrammar",
-        )
-    for name in (*group.methods, *group.properties, *group.values):
-        if not hasattr(factory, name):
-            raise refuse(name, "a member", "nothing", f"define {name} as specgrammar.protocols says")
+        fix = "declare it as a class attribute, or install a plugin made for this version of specgrammar"
+        raise _refusal(where, "api_version", repr(group.api_version), repr(version), fix)
     for name in group.methods:
-        if not callable(getattr(factory, name)):
-            raise refuse(name, "a method", repr(getattr(factory, name)), f"make {name} a method")
+        found = repr(getattr(factory, name)) if hasattr(factory, name) else "nothing"
+        if not callable(getattr(factory, name, None)):
+            raise _refusal(where, name, "a method", found, f"define {name} as specgrammar.protocols says")
     for name, kind in group.values.items():
-        value = getattr(factory, name)
-        if not isinstance(value, kind):
-            raise refuse(name, f"a {kind.__name__}", repr(value), f"set {name} = {kind.__name__}(...)")
+        found = repr(getattr(factory, name)) if hasattr(factory, name) else "nothing"
+        if not isinstance(getattr(factory, name, None), kind):
+            fix = f"set {name} = {kind.__name__}(...) as a class attribute"
+            raise _refusal(where, name, f"a {kind.__name__}", found, fix)
+
+
+def _refusal(where: str, member: str, expected: str, found: str, fix: str) -> PluginError:
+    return PluginError(f"{where}: {member}: expected {expected}, found {found}; {fix}")

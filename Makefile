@@ -1,0 +1,42 @@
+# make setup   an environment in .venv with everything
+# make demo    constrained generation on a real model, without and with speculation
+# make test    the tests
+# make check   lint, format and types
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: setup demo test check format lock clean
+
+setup: $(BIN)/.ready
+
+$(BIN)/.ready: pyproject.toml requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/specgrammar model fetch
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: setup
+	{ sed -n 1p requirements.lock; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > .lock.tmp
+	mv .lock.tmp requirements.lock
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
