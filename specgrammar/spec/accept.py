@@ -28,6 +28,7 @@ from specgrammar.errors import ConfigError, TreeError
 from specgrammar.protocols.spec import Proposal, RequestView
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.spec.walk import Walk
+from specgrammar.trees.ragged import flat_links, node_starts
 from specgrammar.trees.tree import HostTree, SampledProposals
 
 AcceptMethod = Literal["target_only", "rejection"]
@@ -127,17 +128,15 @@ def _check_shapes(
 
 
 def _check_siblings(tree: HostTree, sampled: SampledProposals, requests: Sequence[RequestView]) -> None:
-    request_of_node = np.repeat(np.arange(len(requests)), np.diff(tree.cu_nodes))
-    root_of_node = tree.cu_nodes[request_of_node]
+    starts = node_starts(tree.cu_nodes)
+    sibling = flat_links(tree.retrieve_next_sibling, starts)
     drawn = sampled.row_of_node >= 0
-    sibling = tree.retrieve_next_sibling
-    mixed = (sibling >= 0) & (drawn != drawn[sibling + root_of_node])
-    for node in np.flatnonzero(mixed):
-        request = requests[request_of_node[node]]
+    for node in np.flatnonzero((sibling >= 0) & (drawn != drawn[sibling])):
+        request = requests[int(np.searchsorted(tree.cu_nodes, node, side="right")) - 1]
         if not request.sampling.greedy:
             raise ConfigError(
-                f"request {request.request_id!r}: of the siblings {node - root_of_node[node]} and "
-                f"{sibling[node]} one was drawn from a stated distribution and the other was not, and no way "
-                "of acceptance is exact for both; use method 'target_only', or let a node's children be all "
-                "drawn or all chosen"
+                f"request {request.request_id!r}: of the siblings {node - starts[node]} and "
+                f"{sibling[node] - starts[node]} one was drawn from a stated distribution and the other was not, "
+                "and no way of acceptance is exact for both; use method 'target_only', or let a node's children "
+                "be all drawn or all chosen"
             )

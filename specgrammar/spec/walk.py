@@ -26,6 +26,7 @@ from specgrammar.spec.sampler import (
     token_logprobs,
     truncate_probs,
 )
+from specgrammar.trees.ragged import flat_links, node_starts
 from specgrammar.trees.tree import HostTree, SampledProposals
 
 
@@ -53,9 +54,9 @@ class Walk:
         self.table = SamplingTable.of([request.sampling for request in requests])
         self.num_tokens = np.array([len(request.tokens) for request in requests], dtype=np.int64)
         self.roots = tree.cu_nodes[:-1]
-        root_of_node = np.repeat(self.roots, np.diff(tree.cu_nodes))
-        self.first_child = _flat(tree.retrieve_next_token, root_of_node)
-        self.next_sibling = _flat(tree.retrieve_next_sibling, root_of_node)
+        starts = node_starts(tree.cu_nodes)
+        self.first_child = flat_links(tree.retrieve_next_token, starts)
+        self.next_sibling = flat_links(tree.retrieve_next_sibling, starts)
         self.may_be_accepted = np.isin(status, (NodeStatus.LIVE, NodeStatus.FREE, NodeStatus.ENDED))
         # A greedy batch needs the device once; its whole walk is then on the host.
         self.argmax = greedy_tokens(logits).cpu().numpy() if self.table.greedy.all() else None
@@ -160,10 +161,6 @@ class Walk:
             values = token_logprobs(self.logits, node[drawn], token[drawn])
             result[request[drawn], depth[drawn]] = _to_host(values)
         return result
-
-
-def _flat(links: NDArray[np.int64], root_of_node: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.where(links >= 0, links + root_of_node, -1)
 
 
 def _rows(matrix: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
