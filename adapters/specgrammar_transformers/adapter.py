@@ -36,7 +36,7 @@ class TransformersAdapter:
         """
         self.tokenizer = tokenizer
         self.target = TransformersTarget(model, max_batch_size)
-        self.vocabulary = _vocabulary(model, tokenizer)
+        self.vocabulary = _vocabulary(model, tokenizer, self.target.vocab_size)
         self._max_batch_size = max_batch_size
         self._dtype = str(model.dtype).removeprefix("torch.")
 
@@ -65,22 +65,24 @@ class TransformersAdapter:
         return cls(*load_model(_folder(model), device, dtype, threads), max_batch_size)
 
     def load_drafter(self, name: str) -> TransformersDrafter:
-        """Load a causal draft model by path (or the default model by its name), on the target's device and dtype.
+        """Load a causal draft model by path or name, on the target's device and in its dtype.
 
         Raises:
             ModelError: it cannot be loaded, or its tokens are not the target's.
         """
         model, tokenizer = load_model(_folder(name), str(self.target.torch_device), self._dtype)
-        theirs, ours = _vocabulary(model, tokenizer), self.vocabulary
+        drafter = TransformersDrafter(model, self.vocabulary.vocab_size, self._max_batch_size)
+        theirs, ours = _vocabulary(model, tokenizer, drafter.vocab_size), self.vocabulary
         shared = min(theirs.vocab_size, ours.vocab_size)
         different = [i for i in range(shared) if theirs.tokens[i] != ours.tokens[i]]
         if different:
             i = different[0]
             raise ModelError(
-                f"the draft model {name!r} has another tokenizer than the target: {len(different)} of {shared} ids "
-                f"differ, id {i} is {theirs.tokens[i]!r} there and {ours.tokens[i]!r} here; use one of the same family"
+                f"the draft model {name!r} has another tokenizer than the target: {len(different)} of {shared} "
+                f"ids differ, id {i} is {theirs.tokens[i]!r} there and {ours.tokens[i]!r} here; use a model of "
+                "the same family"
             )
-        return TransformersDrafter(model, shared, self._max_batch_size)
+        return drafter
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a user's message, in the model's chat format where it has one."""
@@ -98,7 +100,7 @@ def _folder(model: str | None) -> str | Path:
     return model
 
 
-def _vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+def _vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, num_columns: int) -> Vocabulary:
     ends: int | list[int] | None = model.generation_config.eos_token_id if model.generation_config else None
     stop_ids = [ends] if isinstance(ends, int) else ends or []
-    return vocabulary_of(tokenizer, model.get_output_embeddings().weight.shape[0], stop_ids=stop_ids)
+    return vocabulary_of(tokenizer, num_columns, stop_ids=stop_ids)

@@ -42,17 +42,22 @@ def plane_shapes(model: PreTrainedModel) -> list[tuple[PlaneShape, PlaneShape]]:
     )
     shapes = []
     for index, layer in enumerate(cache.layers):
-        if (
-            type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
-            or layer.keys is None
-            or layer.values is None
-        ):
-            raise ModelError(
-                f"layer {index} of {name} keeps a {type(layer).__name__}: recurrent and other state that is not "
-                "addressed by token cannot be kept for one path of a tree; use a model with attention layers only"
-            )
-        shapes.append((_shape(layer.keys), _shape(layer.values)))
+        if type(layer) is DynamicLayer or type(layer) is DynamicSlidingWindowLayer:
+            keys, values = layer.keys, layer.values
+            if keys is not None and values is not None:
+                shapes.append((_shape(keys), _shape(values)))
+                continue
+        raise ModelError(
+            f"layer {index} of {name} keeps a {type(layer).__name__}: recurrent and other state that is not "
+            "addressed by token cannot be kept for one path of a tree; use a model with attention layers only"
+        )
     return shapes
+
+
+def output_head(model: PreTrainedModel) -> torch.nn.Module | None:
+    """The module that turns hidden states into logits, where the model names one."""
+    head: torch.nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # not annotated
+    return head
 
 
 def context_limit(model: PreTrainedModel) -> int:

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from specgrammar.errors import InvalidTokenError, ModelError
-from specgrammar_transformers.architecture import context_limit, plane_shapes
+from specgrammar_transformers.architecture import context_limit, output_head, plane_shapes
 from specgrammar_transformers.kv_cache import SlotCache
 from specgrammar_transformers.tree_layout import TreeLayout, layout_of_chains
 
@@ -39,7 +39,8 @@ class CachedModel:
             ModelError: what the model keeps between forwards is not addressed by token, so that a path of a
                 tree cannot be kept (see `architecture`).
         """
-        self.model = model.eval()
+        self.model = model
+        self.model.train(False)
         planes = plane_shapes(model)
         self.max_length = context_limit(model)
         self._cache = SlotCache(planes, max_batch_size)
@@ -47,7 +48,7 @@ class CachedModel:
         self._ids: list[str] = []  # by row
         self._lengths: list[int] = []  # by row: tokens whose keys and values are kept
         self._window_start = 0  # the slot of node 0 in the last `forward`
-        self._num_ids = model.get_input_embeddings().weight.shape[0]
+        self._num_ids = _num_rows(model.get_input_embeddings())
         lowest = torch.finfo(model.dtype).min
         self._seen, self._hidden = torch.tensor([0.0, lowest], dtype=model.dtype, device=model.device).unbind()
 
@@ -59,8 +60,8 @@ class CachedModel:
     @property
     def vocab_size(self) -> int:
         """Columns of the logits."""
-        head = self.model.get_output_embeddings()
-        return self._num_ids if head is None else head.weight.shape[0]
+        head = output_head(self.model)
+        return self._num_ids if head is None else _num_rows(head)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ids
@@ -79,8 +80,8 @@ class CachedModel:
             raise ModelError(f"request {request_id!r} was added before; remove it first or choose another id")
         if len(self._ids) == self._max_batch_size:
             raise ModelError(
-                f"request {request_id!r} does not fit: the cache holds {self._max_batch_size} requests and all are "
-                "taken; remove one or raise max_batch_size"
+                f"request {request_id!r} does not fit: the cache holds {self._max_batch_size} requests and all "
+                "are taken; remove one or raise max_batch_size"
             )
         self._ids.append(request_id)
         self._lengths.append(0)
@@ -98,8 +99,8 @@ class CachedModel:
         for token in tokens:
             if not 0 <= token < self._num_ids:
                 raise InvalidTokenError(
-                    f"request {request_id!r}: token {token} is outside the model's vocabulary of {self._num_ids}; "
-                    "tokenise with the model's own tokenizer"
+                    f"request {request_id!r}: token {token} is outside the model's vocabulary of "
+                    f"{self._num_ids}; tokenise with the model's own tokenizer"
                 )
         for begin in range(0, len(tokens), _PREFILL_CHUNK):
             chunk = layout_of_chains([tokens[begin : begin + _PREFILL_CHUNK]], self.device)
@@ -118,8 +119,8 @@ class CachedModel:
         self._window_start = max(lengths)
         bs, width = layout.ids.shape
         if int(layout.sizes.sum()) == bs * width:
-            output = self._run(self.model, layout, 0, lengths, self._window_start)
-            return output.logits.reshape(bs * width, -1)
+            logits: torch.Tensor = self._run(self.model, layout, 0, lengths, self._window_start).logits
+            return logits.reshape(bs * width, -1)
         real = (np.arange(width) < layout.sizes[:, None]).nonzero()
         rows, columns = (torch.from_numpy(part).to(self.device) for part in real)
         with self._head_reads(rows, columns):
@@ -213,8 +214,8 @@ class CachedModel:
     def _head_reads(
         self, rows: torch.Tensor, columns: torch.Tensor
     ) -> AbstractContextManager[RemovableHandle | None]:
-        """Let the output projection compute the rows of real nodes only: it is a large part of a small model."""
-        head = self.model.get_output_embeddings()
+        """Let the output projection compute real nodes only: it is a large part of a small model."""
+        head = output_head(self.model)
         if head is None:
             return nullcontext()
 
@@ -222,3 +223,9 @@ class CachedModel:
             return (inputs[0][rows, columns][None],)
 
         return head.register_forward_pre_hook(select)
+
+
+def _num_rows(embedding: torch.nn.Module) -> int:
+    weight = embedding.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[0]

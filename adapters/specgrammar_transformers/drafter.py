@@ -17,7 +17,7 @@ from specgrammar_transformers.cached_model import CachedModel
 from specgrammar_transformers.tree_layout import layout_of_chains
 
 _LONGEST_CATCH_UP = 32
-"""Tokens that a request may be behind in a batched forward; more are run alone, or the others would be padded."""
+"""Tokens that a request may be behind in a batched forward; more are run alone, to spare the others padding."""
 
 
 @dataclass
@@ -119,7 +119,7 @@ class TransformersDrafter:
         return self._run(views, missing)
 
     def _drop_rejected(self, view: RequestView) -> int:
-        """Truncate a request's cache to what is committed; how many tokens are left (the last is never among them)."""
+        """Truncate a request's cache to what is committed; how many tokens are left, never the last one."""
         if view.request_id not in self._requests:
             self._cached.start(view.request_id)
             self._requests[view.request_id] = _Cached()

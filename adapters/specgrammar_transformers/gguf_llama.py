@@ -41,7 +41,7 @@ _BLOCK_NAMES = {
 }
 
 
-def convert_llama_gguf(source: Path, folder: Path, on_tensor: Callable[[int], None]) -> None:
+def convert_llama_gguf(source: Path, folder: Path, on_tensor: Callable[[int], object]) -> None:
     """Write config, weights, tokenizer and chat template of a GGUF file into `folder`.
 
     Args:
@@ -138,7 +138,7 @@ def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
         if kind == TokenType.CONTROL
     ]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # not annotated in transformers
         tokenizer_object=tokenizer,
         bos_token=tokens[fields["tokenizer.ggml.bos_token_id"]],
         eos_token=tokens[fields["tokenizer.ggml.eos_token_id"]],

@@ -30,18 +30,18 @@ class PlaneShape:
     device: torch.device
 
 
-class _WindowLayer(CacheLayerMixin):
+class _WindowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' hooks are not annotated
     """One layer as attention sees it: it writes the new slots and reads all up to them."""
 
     is_sliding = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # not annotated in transformers
         self.new_keys = self.new_values = torch.empty(0)
         self.start = 0
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.new_keys.copy_(key_states)
         self.new_values.copy_(value_states)
@@ -76,7 +76,8 @@ class SlotCache(Cache):
             planes: per layer, the shapes of its keys and of its values.
             num_rows: rows of the cache.
         """
-        super().__init__(layers=[_WindowLayer() for _ in planes])
+        self._windows = [_WindowLayer() for _ in planes]
+        super().__init__(layers=[*self._windows])
         flat = [plane for pair in planes for plane in pair]
         self._members = {
             shape: [i for i, plane in enumerate(flat) if plane == shape] for shape in dict.fromkeys(flat)
@@ -87,23 +88,23 @@ class SlotCache(Cache):
         self._stacks = {shape: self._new_stack(shape) for shape in self._members}
 
     def open_window(self, first_row: int, num_rows: int, start: int, num_nodes: int) -> None:
-        """Let the next forward write slots `[start, start + num_nodes)` of the given rows, and read up to there."""
+        """Let the next forward write slots `[start, start + num_nodes)` of some rows, and read up to there."""
         end = start + num_nodes
         self._reserve(end)
         for shape, stack in self._stacks.items():
             seen = stack[:, first_row : first_row + num_rows, :, :end]
             views = zip(self._members[shape], seen.unbind(0), seen[:, :, :, start:].unbind(0), strict=True)
             for index, plane, new in views:
-                layer = self.layers[index // 2]
+                layer = self._windows[index // 2]
                 if index % 2 == 0:
                     layer.keys, layer.new_keys = plane, new
                 else:
                     layer.values, layer.new_values = plane, new
-        for layer in self.layers:
+        for layer in self._windows:
             layer.start = start
 
     def move_slots(self, rows: torch.Tensor, from_slots: torch.Tensor, to_slots: torch.Tensor) -> None:
-        """Copy slot `from_slots[i]` of row `rows[i]` to `to_slots[i]` for all i at once; int64 `[n]` on the CPU."""
+        """Copy slot `from_slots[i]` of row `rows[i]` to `to_slots[i]`, all at once; int64 `[n]` on the CPU."""
         for shape, stack in self._stacks.items():
             on = shape.device
             row = rows.to(on)

@@ -51,8 +51,8 @@ def load_model(
         ) from error
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(
-            f"{folder} holds a {config.model_type!r} model, which is not a causal language model that transformers "
-            "knows; give a decoder-only model"
+            f"{folder} holds a {config.model_type!r} model, which is not a causal language model that "
+            "transformers knows; give a decoder-only model"
         )
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -64,7 +64,8 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
-    return model.to(on).eval(), tokenizer
+    torch.nn.Module.to(model, on)  # transformers' own `to` hides its parameters from type checkers
+    return model, tokenizer
 
 
 def torch_device(name: str) -> torch.device:
@@ -90,11 +91,14 @@ def torch_device(name: str) -> torch.device:
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a user's message up to where the answer begins; the plain text where there is no chat template."""
-    if tokenizer.chat_template is None:
-        return list(tokenizer(text)["input_ids"])
-    message = [{"role": "user", "content": text}]
-    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
+    """The ids of a user's message up to where the answer begins; plain text where there is no chat template."""
+    templated = tokenizer.chat_template is not None
+    if templated:
+        message = [{"role": "user", "content": text}]
+        text = str(tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False))
+    # A template writes the special tokens itself.
+    encoded = tokenizer(text, add_special_tokens=not templated)
+    return list(encoded["input_ids"])
 
 
 def _first_line(error: BaseException) -> str:

@@ -104,7 +104,7 @@ def _build(folder: Path, *, progress: bool) -> None:
             file=sys.stderr,
             disable=not progress,
         ) as bar:
-            convert_llama_gguf(gguf, built, lambda num_bytes: bar.update(num_bytes) and None)
+            convert_llama_gguf(gguf, built, bar.update)
         files = {path.name: (path.stat().st_size, _sha256(path)) for path in sorted(built.iterdir())}
         manifest = {"format": _FORMAT, "source": _REQUIREMENT, "gguf_sha256": _GGUF_SHA256, "files": files}
         (built / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

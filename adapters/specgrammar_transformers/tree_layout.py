@@ -63,14 +63,16 @@ def layout_of_chains(chains: Sequence[Sequence[int]], device: torch.device) -> T
 
 def _host_links(tree: DraftTree) -> HostTree | None:
     """The links of a device's tree where the host knows them anyway; the tokens are left out."""
-    links = tree.device.retrieve_next_token, tree.device.retrieve_next_sibling
-    if any(isinstance(part, torch.Tensor) for part in links):
+    next_token, next_sibling = tree.device.retrieve_next_token, tree.device.retrieve_next_sibling
+    if isinstance(next_token, torch.Tensor) or isinstance(next_sibling, torch.Tensor):
         return None
-    chain = chain_links(tree.cu_nodes)
-    next_token, next_sibling = (
-        known if part is None else part for part, known in zip(links, chain, strict=True)
+    chain_next, chain_sibling = chain_links(tree.cu_nodes)
+    return HostTree(
+        tree.cu_nodes,
+        np.zeros(tree.num_nodes, dtype=np.int64),
+        chain_next if next_token is None else next_token,
+        chain_sibling if next_sibling is None else next_sibling,
     )
-    return HostTree(tree.cu_nodes, np.zeros(tree.num_nodes, dtype=np.int64), next_token, next_sibling)
 
 
 def _dense(

@@ -52,8 +52,8 @@ def vocabulary_of(
     if model_vocab_size is not None:
         size = min(size, model_vocab_size)
     special = {i for i, token in added.items() if token.special}
-    ends = {*stop_ids, tokenizer.eos_token_id, *(pieces.get(token) for token in _TURN_ENDS)}
-    ends = {i for i in ends if i is not None and 0 <= i < size}
+    named = [token for token in (tokenizer.eos_token, *_TURN_ENDS) if isinstance(token, str)]
+    ends = {i for i in (*stop_ids, *(pieces.get(token, -1) for token in named)) if 0 <= i < size}
     if not ends:
         raise ModelError("neither the tokenizer nor the model's generation config names an end-of-sequence id")
     tokens = [b""] * size
@@ -85,8 +85,9 @@ def _byte_rule(described: dict[str, Any]) -> Callable[[str], bytes]:
     if "Metaspace" in kinds or replaces_space:
         return _sentencepiece_bytes
     raise ModelError(
-        f"the tokenizer's decoder ({', '.join(sorted(kinds)) or 'none'}) is neither byte-level nor SentencePiece-like, "
-        "so its ids cannot be turned into bytes; use a model with a byte-level BPE or SentencePiece tokenizer"
+        f"the tokenizer's decoder ({', '.join(sorted(kinds)) or 'none'}) is neither byte-level nor "
+        "SentencePiece-like, so its ids cannot be turned into bytes; use a model with a byte-level BPE or "
+        "SentencePiece tokenizer"
     )
 
 
@@ -115,7 +116,7 @@ def _gpt2_bytes() -> dict[str, int]:
 
 
 def _encoder(described: dict[str, Any]) -> Callable[[str], list[int]]:
-    """Tokenise exactly the text: no special tokens, not even where it spells one, and no added leading space."""
+    """Tokenise exactly the text: no special tokens, not even where it spells one, and no leading space."""
     plain = json.loads(json.dumps(described))
     plain["truncation"] = plain["padding"] = plain["post_processor"] = None
     for step in [*_steps(plain["normalizer"]), *_steps(plain["pre_tokenizer"])]:
