@@ -14,11 +14,18 @@ The names are those of sglang's EAGLE worker and of xgrammar's `traverse_draft_t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specgrammar.errors import TreeError
+from specgrammar.trees.chain import chain_links
+from specgrammar.trees.links import links_from_parents
+from specgrammar.trees.ragged import dense_slots, dense_width, doublings, flat_links, node_starts
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class HostTree:
     """A forest in host memory.
+
+    The constructors do not look for everything that can be wrong with a tree; `validate.validate_tree` does.
 
     Attributes:
         cu_nodes: int64 `[bs + 1]`, `cu_nodes[0] == 0`, non-decreasing; every request has at least its root.
@@ -40,20 +49,151 @@ class HostTree:
     retrieve_next_token: NDArray[np.int64]
     retrieve_next_sibling: NDArray[np.int64]
 
+    @classmethod
+    def from_parents(
+        cls, cu_nodes: NDArray[np.int64], draft_tokens: NDArray[np.int64], parents: NDArray[np.int64]
+    ) -> HostTree:
+        """Build from each node's parent.
+
+        Args:
+            cu_nodes: int64 `[bs + 1]`.
+            draft_tokens: int64 `[num_nodes]`, -1 for padding.
+            parents: int64 `[num_nodes]`, local to the request, -1 for roots and padding.
+
+        Raises:
+            TreeError: a parent does not come before its child, or the lengths do not fit.
+        """
+        return cls(cu_nodes, draft_tokens, *links_from_parents(cu_nodes, parents))
+
+    @classmethod
+    def from_dense(
+        cls,
+        draft_tokens: NDArray[np.int64],
+        next_token: NDArray[np.int64],
+        next_sibling: NDArray[np.int64],
+        num_nodes: NDArray[np.int64] | None = None,
+    ) -> HostTree:
+        """Build from arrays of shape `[bs, N]`.
+
+        Args:
+            draft_tokens: int64 `[bs, N]`, -1 for padding.
+            next_token: int64 `[bs, N]`, first children.
+            next_sibling: int64 `[bs, N]`, next siblings.
+            num_nodes: int64 `[bs]`, keep this many nodes of each request and drop what is behind them. None:
+                keep all N, padding as nodes of the tree (contiguous arrays are then used as they are).
+
+        Raises:
+            TreeError: the shapes differ or are not two-dimensional, or `num_nodes` does not fit.
+        """
+        arrays = (draft_tokens, next_token, next_sibling)
+        shapes = [array.shape for array in arrays]
+        if draft_tokens.ndim != 2 or len(set(shapes)) != 1:
+            raise TreeError(f"dense tokens and links have shapes {shapes}; expected [bs, N] for all three")
+        bs, width = draft_tokens.shape
+        if num_nodes is None:
+            cu_nodes = np.arange(bs + 1, dtype=np.int64) * width
+            return cls(cu_nodes, *(np.ascontiguousarray(array).reshape(-1) for array in arrays))
+        if num_nodes.shape != (bs,) or ((num_nodes < 1) | (num_nodes > width)).any():
+            raise TreeError(
+                f"num_nodes is {num_nodes.tolist()} for dense arrays [{bs}, {width}]; "
+                "expected one number per request, from 1 to N"
+            )
+        keep = np.arange(width) < num_nodes[:, None]
+        cu_nodes = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(num_nodes, dtype=np.int64)))
+        return cls(cu_nodes, *(array[keep] for array in arrays))
+
+    @classmethod
+    def from_chains(cls, chains: Sequence[Sequence[int]]) -> HostTree:
+        """Build from one token list per request, its root first; a root alone has no draft.
+
+        Raises:
+            TreeError: a list is empty.
+        """
+        lengths = np.fromiter(map(len, chains), dtype=np.int64, count=len(chains))
+        if (lengths == 0).any():
+            raise TreeError(f"request {int(lengths.argmin())} has no tokens; a chain starts with its root")
+        cu_nodes = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+        draft_tokens = np.fromiter(chain.from_iterable(chains), dtype=np.int64, count=int(cu_nodes[-1]))
+        return cls(cu_nodes, draft_tokens, *chain_links(cu_nodes))
+
+    @classmethod
+    def roots(cls, tokens: Sequence[int]) -> HostTree:
+        """Build one tree per token that has its root alone."""
+        return cls.from_chains([(token,) for token in tokens])
+
+    @property
+    def bs(self) -> int:
+        """Number of requests."""
+        return len(self.cu_nodes) - 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of all requests, padding included."""
+        return int(self.cu_nodes[-1])
+
+    def request_slice(self, request: int) -> slice:
+        """Where the nodes of a request lie in the flat arrays."""
+        return slice(int(self.cu_nodes[request]), int(self.cu_nodes[request + 1]))
+
+    def to_dense(
+        self, num_nodes: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens, first children and next siblings as int64 `[bs, N]`, filled with -1.
+
+        Args:
+            num_nodes: N; None for the size of the largest tree (1 for an empty batch).
+
+        Raises:
+            TreeError: a tree has more than `num_nodes` nodes.
+        """
+        width = dense_width(self.cu_nodes, num_nodes)
+        slots = dense_slots(self.cu_nodes, width)
+        dense = np.full((3, self.bs, width), -1, dtype=np.int64)
+        dense.reshape(3, -1)[:, slots] = (
+            self.draft_tokens,
+            self.retrieve_next_token,
+            self.retrieve_next_sibling,
+        )
+        return dense[0], dense[1], dense[2]
+
+    def parents(self) -> NDArray[np.int64]:
+        """Each node's parent, int64 `[num_nodes]`, local to the request; -1 for roots and padding."""
+        starts = node_starts(self.cu_nodes)
+        nodes = np.arange(self.num_nodes, dtype=np.int64)
+        previous_sibling, parent_of_first = nodes.copy(), np.full_like(nodes, -1)
+        child, sibling = (
+            flat_links(self.retrieve_next_token, starts),
+            flat_links(self.retrieve_next_sibling, starts),
+        )
+        previous_sibling[sibling[sibling >= 0]] = nodes[sibling >= 0]
+        parent_of_first[child[child >= 0]] = (nodes - starts)[child >= 0]
+        *_, first_sibling = doublings(previous_sibling)
+        return parent_of_first[first_sibling]
+
+    def depths(self) -> NDArray[np.int64]:
+        """Each node's distance from its root, int64 `[num_nodes]`; padding has 0."""
+        parents = flat_links(self.parents(), node_starts(self.cu_nodes))
+        depths = (parents >= 0).astype(np.int64)
+        for ancestor in doublings(np.where(parents >= 0, parents, np.arange(self.num_nodes))):
+            depths += depths[ancestor]  # steps up to `ancestor`, and its own from there
+        return depths
+
 
 @dataclass(frozen=True, eq=False)
 class DeviceTree:
-    """The parts of a forest that a device made; absent ones are on the host or known from the shape.
+    """The parts of a forest that a device made; absent ones are known from the shape (see `staging`).
+
+    A part may be a NumPy array instead of a tensor: then the host has it already and it is not copied.
 
     Attributes:
-        draft_tokens: int64 `[num_nodes]` tensor.
-        retrieve_next_token: int64 `[num_nodes]` tensor.
-        retrieve_next_sibling: int64 `[num_nodes]` tensor.
+        draft_tokens: int64 `[num_nodes]`.
+        retrieve_next_token: int64 `[num_nodes]`.
+        retrieve_next_sibling: int64 `[num_nodes]`.
     """
 
-    draft_tokens: torch.Tensor | None = None
-    retrieve_next_token: torch.Tensor | None = None
-    retrieve_next_sibling: torch.Tensor | None = None
+    draft_tokens: torch.Tensor | NDArray[np.int64] | None = None
+    retrieve_next_token: torch.Tensor | NDArray[np.int64] | None = None
+    retrieve_next_sibling: torch.Tensor | NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)

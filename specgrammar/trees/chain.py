@@ -1,0 +1,26 @@
+"""The degenerate tree: every node but the last has one child, so the links follow from the shape alone.
+
+Nothing has to be copied from a device, or derived, to know them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgrammar.trees.ragged import node_starts
+
+
+def chain_links(cu_nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The links of a batch of chains.
+
+    Args:
+        cu_nodes: int64 `[bs + 1]`; every request has at least its root.
+
+    Returns:
+        `retrieve_next_token` and `retrieve_next_sibling`, int64 `[num_nodes]`, local to the request. New
+        arrays at each call: they may be written to.
+    """
+    next_token = np.arange(1, cu_nodes[-1] + 1, dtype=np.int64) - node_starts(cu_nodes)
+    next_token[cu_nodes[1:] - 1] = -1
+    return next_token, np.full_like(next_token, -1)
