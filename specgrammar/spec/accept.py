@@ -136,7 +136,7 @@ def _check_siblings(tree: HostTree, sampled: SampledProposals, requests: Sequenc
         if not request.sampling.greedy:
             raise ConfigError(
                 f"request {request.request_id!r}: of the siblings {node - starts[node]} and "
-                f"{sibling[node] - starts[node]} one was drawn from a stated distribution and the other was not, "
-                "and no way of acceptance is exact for both; use method 'target_only', or let a node's children "
-                "be all drawn or all chosen"
+                f"{sibling[node] - starts[node]} one was drawn from a stated distribution and the other not, "
+                "and no way of acceptance is exact for both; use method 'target_only', or let a node's "
+                "children be all drawn or all chosen"
             )
