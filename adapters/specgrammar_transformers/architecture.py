@@ -35,23 +35,16 @@ def plane_shapes(model: PreTrainedModel) -> list[tuple[PlaneShape, PlaneShape]]:
                 "use a model with attention and explicit positions"
             )
     cache = DynamicCache(config=model.config)
-    model(
-        input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device),
-        past_key_values=cache,
-        use_cache=True,
-    )
-    shapes = []
     for index, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer or type(layer) is DynamicSlidingWindowLayer:
-            keys, values = layer.keys, layer.values
-            if keys is not None and values is not None:
-                shapes.append((_shape(keys), _shape(values)))
-                continue
-        raise ModelError(
-            f"layer {index} of {name} keeps a {type(layer).__name__}: recurrent and other state that is not "
-            "addressed by token cannot be kept for one path of a tree; use a model with attention layers only"
-        )
-    return shapes
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise ModelError(
+                f"layer {index} of {name} keeps a {type(layer).__name__}: recurrent and other state that is "
+                "not addressed by token cannot be kept for one path of a tree; use a model with attention "
+                "layers only"
+            )
+    one = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    model(input_ids=one, past_key_values=cache, use_cache=True)
+    return [(_shape(name, layer.keys), _shape(name, layer.values)) for layer in _attention(cache)]
 
 
 def output_head(model: PreTrainedModel) -> torch.nn.Module | None:
@@ -67,14 +60,19 @@ def context_limit(model: PreTrainedModel) -> int:
     the window covers them.
     """
     config = model.config.get_text_config()
-    windows = [
-        layer.sliding_window
-        for layer in DynamicCache(config=model.config).layers
-        if isinstance(layer, DynamicSlidingWindowLayer)
-    ]
+    layers = DynamicCache(config=model.config).layers
+    windows = [layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)]
     positions = getattr(config, "max_position_embeddings", None)
     return min([positions or sys.maxsize, *windows])
 
 
-def _shape(tokens: torch.Tensor) -> PlaneShape:
+def _attention(cache: DynamicCache) -> list[DynamicLayer]:
+    return [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
+
+
+def _shape(name: str, tokens: torch.Tensor | None) -> PlaneShape:
+    if tokens is None:
+        raise ModelError(
+            f"{name} left a layer of its cache empty; a model whose layers all use the cache is needed"
+        )
     return PlaneShape(tokens.shape[1], tokens.shape[3], tokens.dtype, tokens.device)

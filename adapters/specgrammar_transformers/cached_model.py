@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from specgrammar.errors import InvalidTokenError, ModelError
 from specgrammar_transformers.architecture import context_limit, output_head, plane_shapes
 from specgrammar_transformers.kv_cache import SlotCache
+from specgrammar_transformers.self_check import check_paths
 from specgrammar_transformers.tree_layout import TreeLayout, layout_of_chains
 
 _PREFILL_CHUNK = 512
@@ -29,6 +30,7 @@ class CachedModel:
 
     Attributes:
         model: the model, in evaluation mode.
+        max_batch_size: rows of the cache.
         max_length: most tokens of one request that the model can place.
     """
 
@@ -36,21 +38,22 @@ class CachedModel:
         """Take over a model.
 
         Raises:
-            ModelError: what the model keeps between forwards is not addressed by token, so that a path of a
-                tree cannot be kept (see `architecture`).
+            ModelError: a path of a tree cannot be kept of what the model keeps (see `architecture`), or the
+                model does not follow the paths that it is given (see `self_check`).
         """
         self.model = model
         self.model.train(False)
         planes = plane_shapes(model)
         self.max_length = context_limit(model)
         self._cache = SlotCache(planes, max_batch_size)
-        self._max_batch_size = max_batch_size
+        self.max_batch_size = max_batch_size
         self._ids: list[str] = []  # by row
         self._lengths: list[int] = []  # by row: tokens whose keys and values are kept
         self._window_start = 0  # the slot of node 0 in the last `forward`
         self._num_ids = _num_rows(model.get_input_embeddings())
         lowest = torch.finfo(model.dtype).min
         self._seen, self._hidden = torch.tensor([0.0, lowest], dtype=model.dtype, device=model.device).unbind()
+        check_paths(self)
 
     @property
     def device(self) -> torch.device:
@@ -78,9 +81,9 @@ class CachedModel:
         """
         if request_id in self._ids:
             raise ModelError(f"request {request_id!r} was added before; remove it first or choose another id")
-        if len(self._ids) == self._max_batch_size:
+        if len(self._ids) == self.max_batch_size:
             raise ModelError(
-                f"request {request_id!r} does not fit: the cache holds {self._max_batch_size} requests and all "
+                f"request {request_id!r} does not fit: the cache holds {self.max_batch_size} requests and all "
                 "are taken; remove one or raise max_batch_size"
             )
         self._ids.append(request_id)
