@@ -24,7 +24,7 @@ def _apply_rows_kernel(
     row = tl.program_id(0)
     column = tl.program_id(1) * block + tl.arange(0, block)
     owner = tl.load(owners + row)
-    inside = (column < columns) & (owner >= 0)
+    inside = column < tl.where(owner >= 0, columns, 0)
     words = tl.load(bitmask + row.to(tl.int64) * num_words + column // 32, mask=inside, other=-1)
     illegal = ((words >> (column % 32)) & 1) == 0
     tl.store(logits + owner.to(tl.int64) * logits_stride + column, float("-inf"), mask=inside & illegal)

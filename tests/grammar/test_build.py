@@ -1,0 +1,336 @@
+"""Masks over trees, node by node against a replay of each node's own path on a fresh matcher."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specgrammar.errors import MatcherError, SpecGrammarError, TreeError
+from specgrammar.grammar.bitmask import BitmaskRing
+from specgrammar.grammar.build import build_grammar_mask, fill_dense
+from specgrammar.grammar.gate import Gate
+from specgrammar.grammar.mask import GrammarMask
+from specgrammar.grammar.session import GrammarSession
+from specgrammar.grammar.staging import Resolved
+from specgrammar.protocols.grammar import GrammarSpec, NodeStatus, SupportsBatchFill
+from specgrammar.runtime.device import InlineDevice
+from specgrammar.testing.strategies import trees
+from specgrammar.trees.tree import HostTree
+from tests.toys import (
+    BACKEND_NAMES,
+    GRAMMARS,
+    PAD,
+    SPECIAL,
+    STOP,
+    VOCABULARY,
+    backend,
+    expected_status,
+    legal_ids,
+    matcher,
+    path_to,
+)
+
+DEVICE = InlineDevice()
+INTERESTING = [0, 1, 2, 3, 0, 1, STOP, 12, 4, SPECIAL, PAD, VOCABULARY.vocab_size, 2**40]
+LIVE, FREE, ENDED, REJECTED, PADDING = (
+    NodeStatus.LIVE,
+    NodeStatus.FREE,
+    NodeStatus.ENDED,
+    NodeStatus.REJECTED,
+    NodeStatus.PADDING,
+)
+grammars = st.sampled_from(GRAMMARS)
+names = st.sampled_from(BACKEND_NAMES)
+
+
+def toy_trees(max_requests: int = 4) -> st.SearchStrategy[HostTree]:
+    """Trees over ids that matter: legal ones, stop, special, and ids that no backend may see."""
+
+    def interesting(tree: HostTree) -> HostTree:
+        table = np.array([*INTERESTING, -1])
+        return dataclasses.replace(tree, draft_tokens=table[tree.draft_tokens])
+
+    return trees(max_requests=max_requests, max_nodes=10, vocab_size=len(INTERESTING)).map(interesting)
+
+
+def walked(name: str, spec: GrammarSpec, choices: list[int]) -> tuple[GrammarSession, list[int]]:
+    """A session behind a legal prefix that `choices` pick, never ended, and the prefix."""
+    session = GrammarSession(VOCABULARY, matcher(name, spec))
+    prefix: list[int] = []
+    for choice in choices:
+        legal = [i for i in legal_ids(session.cursor.matcher) if i != STOP]  # type: ignore[union-attr]
+        if not legal:
+            break
+        prefix.append(legal[choice % len(legal)])
+        session.commit([prefix[-1]])
+    return session, prefix
+
+
+def build(
+    sessions: list[GrammarSession], tree: HostTree, batch_fill: SupportsBatchFill | None = None
+) -> GrammarMask:
+    ring = BitmaskRing(DEVICE, VOCABULARY.num_words)
+    return build_grammar_mask(sessions, Resolved(tree), ring, DEVICE, VOCABULARY, batch_fill=batch_fill)
+
+
+@given(st.data(), toy_trees(), names)
+def test_invariant_5_every_row_is_that_of_the_nodes_own_ancestry(
+    data: st.DataObject, tree: HostTree, name: str
+) -> None:
+    bs = len(tree.cu_nodes) - 1
+    specs = data.draw(st.lists(grammars, min_size=bs, max_size=bs))
+    starts = [walked(name, spec, data.draw(st.lists(st.integers(0, 9), max_size=4))) for spec in specs]
+    mask = build([session for session, _ in starts], tree)
+    rows = mask.bitmask.tolist()
+    for b, (spec, (session, prefix)) in enumerate(zip(specs, starts, strict=True)):
+        first, end = tree.cu_nodes[b : b + 2].tolist()
+        for node in range(end - first):
+            if node and tree.draft_tokens[first + node] < 0:
+                assert mask.status[first + node] == PADDING
+                continue
+            status, row = expected_status(spec, name, prefix, path_to(tree, first, node))
+            assert mask.status[first + node] == status
+            owned = mask.row_of_node[first + node]
+            assert (rows[owned] if owned >= 0 else []) == row
+        assert session.finish is None
+
+
+@given(st.lists(st.sampled_from(INTERESTING[:8]), max_size=10), names, grammars)
+def test_invariant_5_a_chain_is_the_degenerate_tree(drafts: list[int], name: str, spec: GrammarSpec) -> None:
+    """As a chain, and as a tree whose every node also has an illegal sibling: the same statuses and rows."""
+    chain = HostTree.from_chains([[0, *drafts]])
+    parents = [
+        -1,
+        *(2 * ((i - 1) // 2) - (1 if i > 2 else 0) if i > 2 else 0 for i in range(1, 2 * len(drafts) + 1)),
+    ]
+    tokens = [0, *(token for draft in drafts for token in (draft, PAD))]
+    tree = HostTree.from_parents(np.array([0, len(tokens)]), np.array(tokens), np.array(parents))
+    alone, bushy = (
+        build([GrammarSession(VOCABULARY, matcher(name, spec))], forest) for forest in (chain, tree)
+    )
+    assert alone.status.tolist() == [int(bushy.status[0]), *bushy.status[1::2].tolist()]
+    assert alone.bitmask.tolist() == bushy.bitmask.tolist()
+
+
+@given(toy_trees(), names, grammars)
+def test_invariant_3_the_dense_layout_has_row_i_for_node_i(
+    tree: HostTree, name: str, spec: GrammarSpec
+) -> None:
+    bs = len(tree.cu_nodes) - 1
+    compact = build([GrammarSession(VOCABULARY, matcher(name, spec)) for _ in range(bs)], tree)
+    buffer = np.full((len(tree.draft_tokens) + 2, VOCABULARY.num_words), 7, np.int32)
+    status = fill_dense([GrammarSession(VOCABULARY, matcher(name, spec)) for _ in range(bs)], tree, buffer)
+    assert status.tolist() == compact.status.tolist()
+    for node, owned in enumerate(compact.row_of_node.tolist()):
+        expected = compact.bitmask[owned].tolist() if owned >= 0 else [-1] * VOCABULARY.num_words
+        assert buffer[node].tolist() == expected
+    assert (buffer[len(tree.draft_tokens) :] == 7).all()
+
+
+class Raising:
+    """A matcher that raises at the n-th call of a method, and is the real one otherwise."""
+
+    def __init__(self, name: str, spec: GrammarSpec, method: str, at: int) -> None:
+        self._real, self._method, self._left = matcher(name, spec), method, at
+
+    def __getattr__(self, attribute: str) -> object:
+        found = getattr(self._real, attribute)
+        if attribute != self._method:
+            return found
+
+        def call(*args: object) -> object:
+            self._left -= 1
+            if self._left == 0:
+                raise RuntimeError("planted")
+            return found(*args)
+
+        return call
+
+
+@given(toy_trees(1).filter(lambda t: len(t.cu_nodes) == 2), names, grammars)
+def test_invariant_2_a_build_leaves_every_matcher_as_found(
+    tree: HostTree, name: str, spec: GrammarSpec
+) -> None:
+    session = GrammarSession(VOCABULARY, matcher(name, spec))
+    assert session.cursor is not None
+    before = legal_ids(session.cursor.matcher)
+    build([session], tree)
+    assert legal_ids(session.cursor.matcher) == before
+    with pytest.raises(MatcherError):
+        session.cursor.matcher.rollback(1)
+
+
+@given(toy_trees(1).filter(lambda t: len(t.cu_nodes) == 2), names, grammars, st.integers(1, 6))
+def test_invariant_2_also_when_a_fill_raises_half_way(
+    tree: HostTree, name: str, spec: GrammarSpec, at: int
+) -> None:
+    raising = Raising(name, spec, "fill_bitmask", at)
+    session = GrammarSession(VOCABULARY, raising)  # type: ignore[arg-type]  # it has all members
+    mask = build([session], tree)
+    raised = session.finish == "error"
+    assert raised == (np.count_nonzero(mask.status == LIVE) < at and raising._left <= 0)
+    if raised:
+        assert "RuntimeError: planted" in str(session.error)
+        assert not mask.status.any(), "nothing of a failed request may be accepted"
+    with pytest.raises(MatcherError):
+        raising._real.rollback(1)
+
+
+@pytest.mark.parametrize("name", BACKEND_NAMES)
+@pytest.mark.parametrize("method", ["fill_bitmask", "accept", "rollback"])
+def test_invariant_9_a_raising_backend_ends_its_own_request_only(name: str, method: str) -> None:
+    tree = HostTree.from_chains([[0, 0, 1], [0, 0, 1], [0, 0, 1]])
+    sessions = [GrammarSession(VOCABULARY, matcher(name, GRAMMARS[0])) for _ in range(3)]
+    sessions[1] = GrammarSession(VOCABULARY, Raising(name, GRAMMARS[0], method, 1))  # type: ignore[arg-type]
+    mask = build(sessions, tree)
+    assert [session.finish for session in sessions] == [None, "error", None]
+    assert "planted" in str(sessions[1].error)
+    assert mask.status.tolist() == [LIVE] * 3 + [PADDING] * 3 + [LIVE] * 3
+    buffer = np.zeros((9, VOCABULARY.num_words), np.int32)
+    sessions[1] = GrammarSession(VOCABULARY, Raising(name, GRAMMARS[0], method, 1))  # type: ignore[arg-type]
+    status = fill_dense(sessions, tree, buffer)
+    assert status[3:6].tolist() == [PADDING] * 3
+    assert (buffer[3:6] == -1).all(), "the engine's convention for rows that are not live"
+
+
+@pytest.mark.parametrize("name", BACKEND_NAMES)
+def test_a_batch_of_lone_roots_is_filled_in_one_call_with_the_same_result(name: str) -> None:
+    native = backend(name)
+    assert isinstance(native, SupportsBatchFill)
+    tree = HostTree.roots([0] * 5)
+
+    def sessions() -> list[GrammarSession]:
+        made = [GrammarSession(VOCABULARY, matcher(name, spec)) for spec in GRAMMARS]
+        made.insert(2, GrammarSession(VOCABULARY))
+        made[0].commit([3])
+        return made
+
+    one_by_one, at_once = build(sessions(), tree), build(sessions(), tree, native)
+    assert at_once.status.tolist() == one_by_one.status.tolist() == [LIVE, LIVE, FREE, LIVE, LIVE]
+    for node in range(5):
+        rows = [mask.row_of_node[node] for mask in (one_by_one, at_once)]
+        assert (rows[0] < 0) == (rows[1] < 0)
+        if rows[0] >= 0:
+            assert one_by_one.bitmask[rows[0]].tolist() == at_once.bitmask[rows[1]].tolist()
+
+
+@pytest.mark.parametrize("name", BACKEND_NAMES)
+def test_a_failure_in_a_batch_fill_ends_its_own_request_only(name: str) -> None:
+    """A grammar that the vocabulary cannot go on with, between two that are well."""
+    native = backend(name)
+    assert isinstance(native, SupportsBatchFill)
+    stuck = GrammarSpec.regex("a(z|zz)")  # no token holds a z
+    sessions = [GrammarSession(VOCABULARY, matcher(name, spec)) for spec in (GRAMMARS[0], stuck, GRAMMARS[3])]
+    sessions[1].commit([0])
+    mask = build(sessions, HostTree.roots([0, 0, 0]), native)
+    assert [session.finish for session in sessions] == [None, "error", None]
+    assert mask.status.tolist() == [LIVE, PADDING, LIVE]
+    logits = torch.zeros(3, VOCABULARY.vocab_size)
+    mask.upload()
+    mask.apply(logits)
+    allowed = [torch.isfinite(row).nonzero().flatten().tolist() for row in logits]
+    assert allowed[0] == legal_ids(matcher(name, GRAMMARS[0]))
+    assert allowed[2] == legal_ids(matcher(name, GRAMMARS[3]))
+
+
+@pytest.mark.parametrize("name", BACKEND_NAMES)
+def test_a_node_behind_which_nothing_is_legal_is_rejected_and_a_root_fails(name: str) -> None:
+    stuck = GrammarSpec.regex("a(b|z)|b")
+    session = GrammarSession(VOCABULARY, matcher(name, GrammarSpec.regex("a(z|zz)|b")))
+    mask = build([session], HostTree.from_parents(np.array([0, 3]), np.array([0, 0, 1]), np.array([-1, 0, 0])))
+    assert mask.status.tolist() == [LIVE, REJECTED, LIVE]
+    assert session.finish is None
+    session.commit([0])
+    build([session], HostTree.roots([0]))
+    assert session.finish == "error"
+    assert "no token" in str(session.error) or "admits" in str(session.error)
+    assert build([GrammarSession(VOCABULARY, matcher(name, stuck))], HostTree.roots([0])).status.tolist() == [
+        LIVE
+    ]
+
+
+@given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=5), names)
+def test_rows_are_masked_from_the_marker_on_wherever_it_ends(
+    before: list[int], drafts: list[int], name: str
+) -> None:
+    """The marker is (2, 2), split in any way over what is committed and what is drafted."""
+    spec = GRAMMARS[3]
+    gate = Gate([2, 2])
+    session = GrammarSession(VOCABULARY, matcher(name, spec), gate=gate)
+    session.commit(before)
+    mask = build([session], HostTree.from_chains([[0, *drafts]]))
+    fresh = matcher(name, spec)
+    state, legal = 0, True
+    for node, token in enumerate([*before, None, *drafts]):
+        local = node - len(before)
+        if token is not None and legal:
+            if state == gate.open_state:
+                legal = fresh.accept(token)
+            else:
+                state = gate.step(state, token)
+        if local >= 0:
+            expected = REJECTED if not legal else LIVE if state == gate.open_state else FREE
+            assert mask.status[local] == expected
+            if expected == LIVE:
+                row = mask.bitmask[mask.row_of_node[local]]
+                assert [i for i in range(19) if row[i // 32] >> (i % 32) & 1] == legal_ids(fresh)
+
+
+def test_mixed_batches_ragged_widths_and_zero_drafts() -> None:
+    tree = HostTree.from_chains([[0], [0, 0, 3, STOP, 0], [0, 5], [0, 99]])
+    sessions = [
+        GrammarSession(VOCABULARY, matcher("xgrammar", GRAMMARS[0])),
+        GrammarSession(VOCABULARY, matcher("xgrammar", GrammarSpec.regex("aab"))),
+        GrammarSession(VOCABULARY),
+        GrammarSession(VOCABULARY),
+    ]
+    mask = build(sessions, tree)
+    assert mask.status.tolist() == [
+        LIVE,
+        *(LIVE, LIVE, LIVE, ENDED, REJECTED),
+        *(FREE, FREE),
+        *(FREE, REJECTED),
+    ]
+    assert mask.row_of_node.tolist() == [0, 1, 2, 3, -1, -1, -1, -1, -1, -1]
+
+
+def test_a_request_that_is_over_is_dead() -> None:
+    session = GrammarSession(VOCABULARY)
+    session.abort()
+    assert build([session], HostTree.from_chains([[0, 1]])).status.tolist() == [PADDING, PADDING]
+
+
+def test_long_chains_are_walked_without_recursion() -> None:
+    drafts = [0, 1] * 2000
+    session = GrammarSession(VOCABULARY, matcher("llguidance", GRAMMARS[0]))
+    mask = build([session], HostTree.from_chains([[0, *drafts]]))
+    assert (mask.status == LIVE).all()
+
+
+def test_malformed_input_is_refused_and_the_memory_is_given_back() -> None:
+    ring = BitmaskRing(DEVICE, VOCABULARY.num_words, num_slots=1)
+    loop = HostTree(np.array([0, 2]), np.array([0, 0]), np.array([1, 0]), np.array([-1, -1]))
+    for _ in range(3):
+        with pytest.raises(TreeError, match="node 1"):
+            build_grammar_mask([GrammarSession(VOCABULARY)], Resolved(loop), ring, DEVICE, VOCABULARY)
+        two = [GrammarSession(VOCABULARY)] * 2
+        with pytest.raises(TreeError, match="2 sessions for a tree of 1"):
+            build_grammar_mask(two, Resolved(HostTree.roots([0])), ring, DEVICE, VOCABULARY)
+    with pytest.raises(TreeError, match="1 rows for 2 nodes"):
+        fill_dense([GrammarSession(VOCABULARY)], HostTree.from_chains([[0, 0]]), np.zeros((1, 1), np.int32))
+    with pytest.raises(TreeError, match="C-contiguous int32"):
+        fill_dense([GrammarSession(VOCABULARY)], HostTree.roots([0]), np.zeros((4, 2), np.int32)[:, ::2])
+
+
+def test_a_ring_whose_slots_are_never_given_back_says_so() -> None:
+    ring = BitmaskRing(DEVICE, VOCABULARY.num_words, num_slots=2)
+    held = [ring.acquire(1), ring.acquire(1)]
+    with pytest.raises(SpecGrammarError, match="all 2 bitmask slots are held"):
+        ring.acquire(1)
+    held[0].release(None)
+    assert ring.acquire(4).rows.shape == (4, VOCABULARY.num_words)

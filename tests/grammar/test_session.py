@@ -1,0 +1,122 @@
+"""`GrammarSession` on its own, as an engine that owns its loop uses it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specgrammar.grammar.gate import Gate
+from specgrammar.grammar.session import GrammarSession
+from specgrammar.grammar.stops import StopRules
+from specgrammar.protocols.grammar import GrammarSpec
+from tests.toys import BACKEND_NAMES, GRAMMARS, PAD, STOP, VOCABULARY, legal_ids, matcher
+
+names = st.sampled_from(BACKEND_NAMES)
+grammars = st.sampled_from(GRAMMARS)
+ids = st.sampled_from([0, 1, 2, 3, 4, 12, STOP, PAD, -1, VOCABULARY.vocab_size])
+
+
+def legal_prefix(name: str, spec: GrammarSpec, tokens: list[int]) -> int:
+    """How many tokens a fresh matcher takes one by one, up to and with a stop token."""
+    fresh = matcher(name, spec)
+    for index, token in enumerate(tokens):
+        if not 0 <= token < VOCABULARY.vocab_size or not fresh.accept(token):
+            return index
+        if token == STOP:
+            return index + 1
+    return len(tokens)
+
+
+@given(st.lists(ids, max_size=8), names, grammars)
+def test_validate_counts_the_legal_prefix_and_changes_nothing(
+    drafts: list[int], name: str, spec: GrammarSpec
+) -> None:
+    session = GrammarSession(VOCABULARY, matcher(name, spec))
+    assert session.validate(drafts) == legal_prefix(name, spec, drafts) == session.validate(drafts)
+    assert session.cursor is not None
+    assert legal_ids(session.cursor.matcher) == legal_ids(matcher(name, spec))
+    assert (session.output, session.finish) == ([], None)
+
+
+@given(st.lists(ids, max_size=8))
+def test_validate_without_a_grammar_refuses_only_what_is_no_token(drafts: list[int]) -> None:
+    good = [0 <= token < VOCABULARY.vocab_size for token in drafts]
+    until_stop = drafts.index(STOP) + 1 if STOP in drafts else len(drafts)
+    expected = min(good.index(False) if False in good else len(drafts), until_stop)
+    assert GrammarSession(VOCABULARY).validate(drafts) == expected
+
+
+@given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 6), names, grammars, st.integers(1, 12))
+def test_invariant_6_history_and_grammar_move_by_the_same_tokens(
+    choices: list[int], block: int, name: str, spec: GrammarSpec, limit: int
+) -> None:
+    """Commit legal tokens in blocks, with rubbish behind the stop token: the end and the state are exact."""
+    model = matcher(name, spec)
+    tokens: list[int] = []
+    for choice in choices:
+        legal = legal_ids(model)
+        token = legal[choice % len(legal)]
+        model.accept(token)
+        tokens.append(token)
+        if token == STOP:
+            break
+    stops = StopRules(frozenset({STOP}), max_new_tokens=limit)
+    session = GrammarSession(VOCABULARY, matcher(name, spec), stops=stops)
+    rubbish = [PAD, 0, STOP] if STOP in tokens else []
+    stream = tokens + rubbish
+    for begin in range(0, len(stream), block):
+        session.commit(stream[begin : begin + block])
+    assert session.error is None
+    assert session.output == tokens[:limit]
+    ends = "stop" if STOP in tokens[:limit] else "length" if len(tokens) >= limit else None
+    assert session.finish == ends
+    replay = matcher(name, spec)
+    assert replay.accept_prefix(tokens[:limit]) == len(tokens[:limit])
+    assert session.cursor is not None
+    assert session.cursor.matcher.finished == replay.finished
+    if not replay.finished:
+        assert legal_ids(session.cursor.matcher) == legal_ids(replay)
+
+
+@given(st.lists(st.integers(0, 2), max_size=12), names)
+def test_tokens_before_the_marker_are_not_the_grammars(stream: list[int], name: str) -> None:
+    session = GrammarSession(VOCABULARY, matcher(name, GRAMMARS[3]), gate=Gate([2, 1]))
+    session.commit(stream)
+    ends = [i + 2 for i in range(len(stream) - 1) if stream[i : i + 2] == [2, 1]]
+    assert session.engaged == bool(ends)
+    replay = matcher(name, GRAMMARS[3])
+    if ends:
+        assert replay.accept_prefix(stream[ends[0] :]) == len(stream) - ends[0]
+    assert session.cursor is not None
+    assert legal_ids(session.cursor.matcher) == legal_ids(replay)
+
+
+@pytest.mark.parametrize("name", BACKEND_NAMES)
+def test_invariant_4_what_went_past_the_mask_fails_the_request(name: str) -> None:
+    session = GrammarSession(VOCABULARY, matcher(name, GRAMMARS[0]))
+    session.commit([0, 1, 12])
+    assert session.finish == "error"
+    assert "token id 12 at output position 2" in str(session.error)
+    again = GrammarSession(VOCABULARY, matcher(name, GRAMMARS[0]))
+    again.commit([STOP])
+    assert again.finish == "error", "an end that the grammar does not share is no end"
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY.vocab_size, 2**40])
+@pytest.mark.parametrize("name", [*BACKEND_NAMES, None])
+def test_invariant_12_ids_outside_the_vocabulary_never_reach_a_backend(token: int, name: str | None) -> None:
+    session = GrammarSession(VOCABULARY, None if name is None else matcher(name, GRAMMARS[0]))
+    assert session.validate([0, token]) == 1
+    session.commit([0, token, 1])
+    assert (session.output, session.finish) == ([0], "error")
+    assert f"token id {token} at output position 1" in str(session.error)
+
+
+def test_the_first_failure_stays_and_an_abort_is_an_end() -> None:
+    session = GrammarSession(VOCABULARY)
+    session.abort()
+    session.abort()
+    assert session.finish == "abort"
+    assert session.keep([0]) == 0
+    assert session.validate([0]) == 0
