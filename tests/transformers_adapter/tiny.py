@@ -1,0 +1,120 @@
+"""Tiny random models, trees and batches for the tests of this folder."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from specgrammar.protocols.spec import DecodeBatch, RequestView
+from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.spec.sampling import SamplingParams
+from specgrammar.trees.tree import DraftTree, HostTree
+
+VOCAB = 64
+MAX_LENGTH = 640
+
+
+def tiny_model(kind: str = "llama", attention: str = "sdpa", *, seed: int = 0, layers: int = 2) -> PreTrainedModel:
+    """A random fp32 model whose attention matters: weights are large enough that the context moves the logits."""
+    torch.manual_seed(seed)
+    wide = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": MAX_LENGTH,
+        "initializer_range": 0.3,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "attn_implementation": attention,
+    }
+    if kind == "llama":
+        return LlamaForCausalLM(LlamaConfig(**wide, num_key_value_heads=2))
+    if kind == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**wide, num_key_value_heads=2))
+    if kind == "gpt_neox":
+        return GPTNeoXForCausalLM(GPTNeoXConfig(**wide))
+    assert kind == "gpt2"
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB,
+            n_embd=32,
+            n_layer=layers,
+            n_head=4,
+            n_positions=MAX_LENGTH,
+            initializer_range=0.3,
+            bos_token_id=0,
+            eos_token_id=1,
+            attn_implementation=attention,
+        )
+    )
+
+
+@torch.no_grad()
+def plain_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """The logits behind a sequence by an ordinary forward without a cache."""
+    logits: torch.Tensor = model.eval()(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
+    return logits
+
+
+def greedy_tokens(model: PreTrainedModel, tokens: Sequence[int], count: int) -> list[int]:
+    """An ordinary greedy continuation."""
+    out = list(tokens)
+    for _ in range(count):
+        out.append(int(plain_logits(model, out).argmax()))
+    return out[len(tokens) :]
+
+
+def view(name: str, tokens: Sequence[int], sampling: SamplingParams | None = None) -> RequestView:
+    """A request that is far from its end."""
+    return RequestView(name, tokens, 1, 32, sampling or SamplingParams())
+
+
+def batch_of(step: int, sequences: dict[str, list[int]], names: Sequence[str]) -> DecodeBatch:
+    """The batch of the named requests in the given order."""
+    return DecodeBatch(step, tuple(view(name, sequences[name]) for name in names))
+
+
+def random_parents(rng: np.random.Generator, num_nodes: int) -> list[int]:
+    """A random tree: every node hangs below an earlier one."""
+    return [-1, *(int(rng.integers(i)) for i in range(1, num_nodes))]
+
+
+def tree_of(step: int, roots: Sequence[int], parents: Sequence[list[int]], rng: np.random.Generator) -> DraftTree:
+    """Trees of the given shapes with random tokens below the given roots."""
+    cu_nodes = np.cumsum([0, *map(len, parents)], dtype=np.int64)
+    tokens = rng.integers(VOCAB, size=int(cu_nodes[-1]), dtype=np.int64)
+    tokens[cu_nodes[:-1]] = roots
+    host = HostTree.from_parents(cu_nodes, tokens, np.array([p for tree in parents for p in tree], dtype=np.int64))
+    return DraftTree(step, cu_nodes, host)
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes from the root down to a node, both included."""
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+def accepted(paths: Sequence[Sequence[int]], bonus: Sequence[int]) -> AcceptedPaths:
+    """Paths (each from node 0 down) as the target is told of them."""
+    index: NDArray[np.int64] = np.full((len(paths), max(map(len, paths))), -1, dtype=np.int64)
+    for row, path in enumerate(paths):
+        index[row, : len(path)] = path
+    lengths = np.array([len(path) - 1 for path in paths], dtype=np.int64)
+    return AcceptedPaths(index, lengths, np.array(bonus, dtype=np.int64))
