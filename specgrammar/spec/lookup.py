@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from specgrammar.protocols.spec import Commit, RequestView
 from specgrammar.spec.corpus import History, NgramIndex, SharedCorpus
 
+# More than a step commits, so that a commit that was missed shows; more than a chat template's last tokens.
+_NUM_COMPARED = 32
+
 
 @dataclass(slots=True)
 class _Request:
@@ -30,8 +33,8 @@ class Histories:
     """One `History` per request, and a corpus of what they write if they share one.
 
     The tokens of a view decide. Commits add to a history what no view has shown yet; they may come before or
-    after the view that shows their tokens, or not at all. A history that a view contradicts (the request was
-    rolled back, or its id is used anew) is built again from the view.
+    after the view that shows their tokens, or not at all. A history that is longer than a view, or differs
+    from it in its last tokens (the request was rolled back, or its id is used anew), is built again.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Histories:
         return len(self._requests)
 
     def history(self, view: RequestView) -> History:
-        """The history of a request, equal to `view.tokens`."""
+        """The history of a request, brought to `view.tokens`."""
         request = self._requests.get(view.request_id)
         if request is None or not self._agrees(request, view):
             index = NgramIndex(self._min_match, self._max_match, self._max_places)
@@ -72,7 +75,7 @@ class Histories:
     def _agrees(self, request: _Request, view: RequestView) -> bool:
         length = len(request.history)
         return length <= len(view.tokens) and request.history.ends_with(
-            view.tokens[max(0, length - self._max_match) : length]
+            view.tokens[max(0, length - _NUM_COMPARED) : length]
         )
 
     def _extend(self, request: _Request, tokens: Sequence[int]) -> None:

@@ -161,38 +161,44 @@ class NgramProducer:
 def _merge(voters: list[_Voter], num_nodes: int, breadth: int, depth: int) -> list[_Node]:
     """The `num_nodes` nodes that are most likely to be accepted, the likeliest first, without the root.
 
-    A node's chance is the product of the scores on its path, so it never exceeds its parent's and comes
-    behind it. Among equals the one that was found first comes first.
+    A node's chance is the product of the scores on its path, so it is below its parent's and comes behind it.
+    Among equals the one that was found first comes first.
     """
     nodes: list[_Node] = []
     # (-chance, number in order of discovery, node, its voters, its level); the second decides between equals
     candidates: list[tuple[float, int, _Node, list[_Voter], int]] = []
     num_found = 0
-    chance, parent, level = 1.0, 0, 0
-    while True:
+    chance, number, level = 1.0, 0, 0
+    while len(nodes) < num_nodes:
         if level < depth:
-            total = _UNSEEN_VOTES
-            votes_of: dict[int, int] = {}
-            voters_of: dict[int, list[_Voter]] = {}
-            for voter in voters:
-                continuation, votes, _ = voter
-                if level < len(continuation):
-                    token = continuation[level]
-                    total += votes
-                    if token in votes_of:
-                        votes_of[token] += votes
-                        voters_of[token].append(voter)
-                    else:
-                        votes_of[token] = votes
-                        voters_of[token] = [voter]
-            for token in sorted(votes_of, key=votes_of.__getitem__, reverse=True)[:breadth]:
-                score = votes_of[token] / total
-                members = voters_of[token]
-                node = (token, parent, score, members[0][2])
+            for token, score, members in _children(voters, level, breadth):
+                node = (token, number, score, members[0][2])
                 heappush(candidates, (-chance * score, num_found, node, members, level + 1))
                 num_found += 1
-        if not candidates or len(nodes) == num_nodes:
-            return nodes
+        if not candidates:
+            break
         negative, _, node, voters, level = heappop(candidates)
         nodes.append(node)
-        chance, parent = -negative, len(nodes)
+        chance, number = -negative, len(nodes)
+    return nodes
+
+
+def _children(voters: list[_Voter], level: int, breadth: int) -> list[tuple[int, float, list[_Voter]]]:
+    """The `breadth` tokens with most votes at a level of the continuations: token, share of votes, voters."""
+    total = _UNSEEN_VOTES
+    votes_for: dict[int, int] = {}
+    voters_for: dict[int, list[_Voter]] = {}
+    for voter in voters:
+        continuation, votes, _ = voter
+        if level < len(continuation):
+            token = continuation[level]
+            total += votes
+            if token in votes_for:
+                votes_for[token] += votes
+                voters_for[token].append(voter)
+            else:
+                votes_for[token] = votes
+                voters_for[token] = [voter]
+    # Sorting is stable: of equal ones, the token that the earliest voter is for stays first.
+    ranked = sorted(votes_for, key=votes_for.__getitem__, reverse=True)[:breadth]
+    return [(token, votes_for[token] / total, voters_for[token]) for token in ranked]
