@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
+from specgrammar.grammar.frontend import rules_of
 from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
-from specgrammar.grammar.schema import prepare_schema
-from specgrammar.grammar.source import check_source, grammar_syntax, regex_node
+from specgrammar.grammar.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
 from specgrammar_llguidance.facts import FACTS
 from specgrammar_llguidance.lark import HEADER, to_lark
 from specgrammar_llguidance.matcher import LLGuidanceMatcher
-
-_JSON_OPTIONS = {
-    "spaced": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False},
-    "compact": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False},
-    "flexible": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": True},
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +32,7 @@ class LLGuidanceCompiled:
     template: LLMatcher
 
 
-class _Tokens:
+class _Tokens(TokenizerWrapper):
     """A vocabulary in the shape that `LLTokenizer` reads."""
 
     is_tokenizer_wrapper = True
@@ -89,19 +82,15 @@ class LLGuidanceBackend:
 
     def compile(self, spec: GrammarSpec) -> LLGuidanceCompiled:
         """See `GrammarBackend.compile`."""
-        check_source(spec)
         weakened: tuple[str, ...] = ()
-        if spec.kind in ("regex", "choice"):
-            grammar = to_lark(regex_node(spec))
-        elif spec.kind == "grammar":
+        if spec.kind == "grammar":
+            check_source(spec)
             if grammar_syntax(spec.source) != "lark":
                 raise GrammarCompileError("llguidance reads Lark; use the xgrammar backend for EBNF")
             grammar = HEADER + spec.source
         else:
-            prepared = prepare_schema(spec, self.facts)
-            weakened = prepared.weakened
-            schema = prepared.schema | {"x-guidance": _JSON_OPTIONS[spec.whitespace]}
-            grammar = f"{HEADER}start: %json {json.dumps(schema)}"
+            rules, weakened = rules_of(spec, self.facts)
+            grammar = to_lark(rules)
         template = LLMatcher(self._tokenizer, grammar, log_level=0)
         if template.is_error():
             raise GrammarCompileError(f"llguidance: {one_line(template.get_error())}")

@@ -1,10 +1,11 @@
 """What llguidance is and is not."""
 
+from specgrammar.grammar.schema_keywords import UNENFORCED
 from specgrammar.protocols.grammar import BackendFacts
 
 FACTS = BackendFacts(
     max_rollback=None,
     thread_safe=True,
     grammar_syntaxes=frozenset({"lark"}),
-    unenforced_keywords=frozenset(),
+    unenforced_keywords=UNENFORCED,
 )

@@ -13,15 +13,13 @@ import xgrammar
 from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
+from specgrammar.grammar.frontend import rules_of
 from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
-from specgrammar.grammar.schema import prepare_schema
-from specgrammar.grammar.source import check_source, grammar_syntax, regex_node
+from specgrammar.grammar.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
 from specgrammar_xgrammar.ebnf import to_ebnf
 from specgrammar_xgrammar.facts import FACTS
 from specgrammar_xgrammar.matcher import XGrammarMatcher
-
-_SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,25 +83,20 @@ class XGrammarBackend:
 
     def compile(self, spec: GrammarSpec) -> XGrammarCompiled:
         """See `GrammarBackend.compile`."""
-        check_source(spec)
+        weakened: tuple[str, ...] = ()
+        if spec.kind == "grammar":
+            check_source(spec)
+            ebnf = spec.source
+            if grammar_syntax(ebnf) != "ebnf":
+                raise GrammarCompileError(
+                    "xgrammar reads EBNF only (`root ::= ...`), and no rule of this grammar has `::=`; "
+                    "rewrite it, or use the llguidance backend for Lark"
+                )
+        else:
+            rules, weakened = rules_of(spec, self.facts)
+            ebnf = to_ebnf(rules)
         try:
-            if spec.kind in ("regex", "choice"):
-                return XGrammarCompiled(spec, (), self._compiler.compile_grammar(to_ebnf(regex_node(spec))))
-            if spec.kind == "grammar":
-                if grammar_syntax(spec.source) != "ebnf":
-                    raise GrammarCompileError(
-                        "xgrammar reads EBNF only (`root ::= ...`), and no rule of this grammar has `::=`; "
-                        "rewrite it, or use the llguidance backend for Lark"
-                    )
-                return XGrammarCompiled(spec, (), self._compiler.compile_grammar(spec.source))
-            prepared = prepare_schema(spec, self.facts)
-            native = self._compiler.compile_json_schema(
-                prepared.text,
-                any_whitespace=spec.whitespace == "flexible",
-                separators=_SEPARATORS[spec.whitespace],
-                strict_mode=False,
-            )
-            return XGrammarCompiled(spec, prepared.weakened, native)
+            return XGrammarCompiled(spec, weakened, self._compiler.compile_grammar(ebnf))
         except RuntimeError as error:
             raise GrammarCompileError(f"xgrammar: {one_line(error)}") from error
 

@@ -1,17 +1,24 @@
-"""Regex nodes in xgrammar's EBNF."""
+"""Grammars in xgrammar's EBNF."""
 
 from __future__ import annotations
 
-from specgrammar.grammar.regex import Alt, Chars, Node, Repeat, Seq
+from specgrammar.grammar.regex import Alt, Chars, Node, Ref, Repeat, Seq
+from specgrammar.grammar.rules import Grammar
+
+_START = "root"
 
 
-def to_ebnf(node: Node) -> str:
-    """A grammar whose root rule is the node."""
-    return f"root ::= {_expression(node)}"
+def to_ebnf(grammar: Grammar) -> str:
+    """One line per rule; the start rule is `root`, as xgrammar wants it."""
+    rules = [f"{_START} ::= {_expression(Ref(grammar.start))}"]
+    rules += [f"{name} ::= {_expression(node)}" for name, node in grammar.rules.items()]
+    return "\n".join(rules)
 
 
 def _expression(node: Node) -> str:
     match node:
+        case Ref(name):
+            return name
         case Chars(ranges):
             return "[" + "".join(f"{_char(low)}-{_char(high)}" for low, high in ranges) + "]"
         case Seq(items):
@@ -20,7 +27,7 @@ def _expression(node: Node) -> str:
             return "(" + " | ".join(map(_expression, items)) + ")"
         case Repeat(item, least, most):
             return f"({_expression(item)}){{{least},{'' if most is None else most}}}"
-    raise TypeError(f"no part of a parsed regex: {node!r}")
+    raise TypeError(f"no part of a grammar: {node!r}")
 
 
 def _char(code_point: int) -> str:

@@ -34,8 +34,10 @@ class XGrammarMatcher:
         self._num_accepted = 0
         self._finished = False
         # The bound functions of the handle: the library's Python wrapper costs as much as a small fill.
-        self._accept_token = native._handle.accept_token
-        self._fill = native._handle.fill_next_token_bitmask
+        handle: Any = native._handle
+        self._accept_token = handle.accept_token
+        self._fill = handle.fill_next_token_bitmask
+        self._is_terminated = handle.is_terminated
 
     @property
     def native(self) -> xgrammar.GrammarMatcher:
@@ -54,7 +56,7 @@ class XGrammarMatcher:
         if not self._accept_token(token, False):
             return False
         self._num_accepted += 1
-        self._finished = self._native._handle.is_terminated()
+        self._finished = self._is_terminated()
         return True
 
     def accept_prefix(self, tokens: Sequence[int]) -> int:

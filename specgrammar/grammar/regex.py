@@ -62,7 +62,14 @@ class Anchor:
     start: bool
 
 
-Node: TypeAlias = Chars | Seq | Alt | Repeat | Anchor
+@dataclass(frozen=True)
+class Ref:
+    """A rule of a grammar, by name; no regex holds any (see `grammar.rules`)."""
+
+    name: str
+
+
+Node: TypeAlias = Chars | Seq | Alt | Repeat | Anchor | Ref
 
 EMPTY = Seq(())
 

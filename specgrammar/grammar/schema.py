@@ -1,31 +1,304 @@
-"""JSON Schema, prepared once for every backend (work in progress)."""
+"""JSON Schema to a grammar, once for every backend.
+
+Libraries disagree about JSON Schema and drop in silence what they do not implement, so nothing of it is left
+to them: what comes out accepts only documents that are valid against the schema as it was given, or the
+keyword that prevents that is reported. It is narrower than the schema in these ways, all on purpose:
+
+- An object that lists `properties` and says nothing else is closed (`additionalProperties: false`). That is
+  decided after `allOf`, `$ref` and `anyOf` are merged, so that it never makes a composition unsatisfiable.
+- Members come in the order of `properties`, then required names that are not listed, then further ones.
+- A subschema without `type` that has keywords of some types allows values of those types only.
+- Numbers have at most 19 digits before the point, 20 behind it, and no exponent where they have bounds.
+- Names of members are spelt as `json.dumps` does; so are the characters of a string with a `pattern` or
+  `format`, with `ensure_ascii=False`. Other strings may use every escape of JSON but lone surrogates.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import Any
 
+from specgrammar.errors import GrammarCompileError, WeakenedSchemaError
+from specgrammar.grammar.json_text import LAYOUTS, constant, key_other_than, string
+from specgrammar.grammar.ranges import NUMBER
+from specgrammar.grammar.regex import Node, Ref, literal
+from specgrammar.grammar.rules import Grammar, alt, make_grammar, seq
+from specgrammar.grammar.schema_containers import Member, any_members, array_node, object_node
+from specgrammar.grammar.schema_keywords import (
+    ANNOTATIONS,
+    KEYWORDS_OF_TYPE,
+    Schema,
+    check_schema,
+    pointer,
+    resolve,
+    unenforced,
+)
+from specgrammar.grammar.schema_merge import merge, types_of
+from specgrammar.grammar.schema_numbers import number_node
+from specgrammar.grammar.schema_strings import string_node
+from specgrammar.grammar.schema_values import admits, disjoint
 from specgrammar.grammar.source import load_json
-from specgrammar.protocols.grammar import BackendFacts, GrammarSpec
+from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Whitespace
+
+MAX_SUBSCHEMAS = 20_000
+"""Most subschemas that are compiled, those that merging makes included."""
+MAX_INLINE_DEPTH = 64
+
+_VALUES = ("null", "boolean", "number", "string", "array", "object")
 
 
-@dataclass(frozen=True)
-class PreparedSchema:
-    """A schema as a backend gets it, and the pointers of what will not be enforced."""
+def compile_schema(spec: GrammarSpec, facts: BackendFacts) -> tuple[Grammar, tuple[str, ...]]:
+    """The grammar of a `json_schema` or `json_object` spec, and the pointers of what it does not enforce.
 
-    schema: Any
-    weakened: tuple[str, ...]
+    Raises:
+        WeakenedSchemaError: something is not enforced, and the spec does not allow that.
+        GrammarCompileError: the schema is no JSON Schema, too large, or nothing satisfies it.
+    """
+    schema = {"type": "object"} if spec.kind == "json_object" else load_json(spec.source, "json_schema")
+    check_schema(schema)
+    compiler = _Compiler(schema, spec.whitespace)
+    compiler.weakened.update(dict.fromkeys(unenforced(schema, facts)))
+    grammar = compiler.compile()
+    weakened = tuple(sorted(compiler.weakened))
+    if weakened and not spec.allow_weakened:
+        raise WeakenedSchemaError(
+            f"json_schema: not enforced: {', '.join(weakened[:8])}{', ...' if len(weakened) > 8 else ''}; "
+            "remove these keywords, or allow a weakened schema (allow_weakened)"
+        )
+    if grammar is None:
+        raise GrammarCompileError("json_schema: nothing satisfies this schema")
+    return grammar, weakened
 
-    @property
-    def text(self) -> str:
-        """The schema as JSON text."""
-        return json.dumps(self.schema, ensure_ascii=True)
 
+class _Compiler:
+    """Compiles one schema."""
 
-def prepare_schema(spec: GrammarSpec, facts: BackendFacts) -> PreparedSchema:
-    """The schema of a `json_schema` or `json_object` spec."""
-    del facts
-    if spec.kind == "json_object":
-        return PreparedSchema({"type": "object"}, ())
-    return PreparedSchema(load_json(spec.source, "json_schema"), ())
+    def __init__(self, root: Schema, whitespace: Whitespace) -> None:
+        self._root = root
+        self._layout = LAYOUTS[whitespace]
+        self._rules: dict[str, Node | None] = {}
+        self._named: dict[Node, Ref] = {}
+        self._references: dict[str, Ref] = {}
+        self._pending: list[tuple[str, Ref]] = []
+        self._num_subschemas = 0
+        self._depth = 0
+        self.weakened: dict[str, None] = {}
+
+    def compile(self) -> Grammar | None:
+        self._rules["start"] = self._value(self._root, "")
+        while self._pending:
+            ref, rule = self._pending.pop()
+            target = resolve(self._root, ref)
+            self._rules[rule.name] = self._value(True if target is None else target, ref[1:])
+        return make_grammar(self._rules, "start")
+
+    def _report(self, where: str) -> None:
+        self.weakened[where] = None
+
+    def _name(self, node: Node) -> Node:
+        """The rule for a node; equal nodes share one."""
+        if isinstance(node, Ref):
+            return node
+        if node not in self._named:
+            self._named[node] = Ref(f"r{len(self._named)}")
+            self._rules[self._named[node].name] = node
+        return self._named[node]
+
+    def _reference(self, ref: str) -> Ref:
+        if ref not in self._references:
+            self._references[ref] = Ref(f"ref{len(self._references)}")
+            self._pending.append((ref, self._references[ref]))
+        return self._references[ref]
+
+    def _value(self, schema: Schema, where: str) -> Node | None:
+        """What a schema allows; None for nothing."""
+        self._num_subschemas += 1
+        if self._num_subschemas > MAX_SUBSCHEMAS:
+            raise GrammarCompileError(f"json_schema: more than {MAX_SUBSCHEMAS} subschemas; simplify it")
+        if self._depth >= MAX_INLINE_DEPTH:
+            raise GrammarCompileError(f"json_schema: {where}: a $ref with keywords beside it refers to itself")
+        self._depth += 1
+        try:
+            return self._checked_value(schema, where)
+        finally:
+            self._depth -= 1
+
+    def _checked_value(self, schema: Schema, where: str) -> Node | None:
+        if isinstance(schema, bool):
+            return self._any() if schema else None
+        if "$ref" in schema and not schema.keys() - ANNOTATIONS - {"$ref"}:
+            return self._reference(schema["$ref"])
+        flat, groups = self._flatten(schema, where)
+        if isinstance(flat, bool):
+            return None
+        if not groups:
+            return self._leaf(flat, where)
+        (keyword, branches), rest = groups[0], groups[1:]
+        nodes = []
+        for i, branch in enumerate(branches):
+            inner = where + pointer(keyword, i)
+            if flat and isinstance(branch, dict):
+                branch = self._evaluated(branch, False, inner)
+            whole = merge(flat, branch, inner, self._report) if flat else branch
+            if rest and isinstance(whole, dict):
+                whole = {**whole, "allOf": [*whole.get("allOf", ()), *({key: value} for key, value in rest)]}
+            nodes.append(self._value(whole, inner))
+        return alt(*nodes)
+
+    def _flatten(self, schema: dict[str, Any], where: str) -> tuple[Schema, list[tuple[str, list[Schema]]]]:
+        """The keywords for the value itself, `allOf` and `$ref` merged in, and the groups of alternatives."""
+        flat: Schema = {
+            keyword: value
+            for keyword, value in schema.items()
+            if keyword not in ANNOTATIONS
+            and keyword not in ("allOf", "anyOf", "oneOf", "$ref", "const")
+            and where + pointer(keyword) not in self.weakened
+        }
+        groups: list[tuple[str, list[Schema]]] = []
+        if "const" in schema:
+            flat = merge(flat, {"enum": [schema["const"]]}, where, self._report)
+        parts = [(where + pointer("allOf", i), part) for i, part in enumerate(schema.get("allOf", ()))]
+        if "$ref" in schema and f"{where}/$ref" not in self.weakened:
+            parts.append((schema["$ref"][1:], resolve(self._root, schema["$ref"]) or False))
+        for inner, part in parts:
+            if isinstance(part, bool):
+                flat = flat if part else False
+                continue
+            self._depth += 1
+            if self._depth > MAX_INLINE_DEPTH:
+                raise GrammarCompileError(
+                    f"json_schema: {where}: a $ref with keywords beside it refers to itself"
+                )
+            part_flat, part_groups = self._flatten(part, inner)
+            self._depth -= 1
+            part_flat = self._evaluated(part_flat, bool(part_groups), inner)
+            flat = merge(flat, part_flat, inner, self._report)
+            groups += part_groups
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                groups.append((keyword, schema[keyword]))
+        if "oneOf" in schema and not self._exclusive(schema["oneOf"], where):
+            self._report(f"{where}/oneOf")
+        return flat, groups
+
+    def _evaluated(self, flat: Schema, grouped: bool, where: str) -> Schema:
+        """Turn `unevaluated...: false` into what it means before the schema is merged with others."""
+        if isinstance(flat, bool):
+            return flat
+        for keyword, means in (
+            ("unevaluatedProperties", "additionalProperties"),
+            ("unevaluatedItems", "items"),
+        ):
+            if flat.get(keyword, True) is True:
+                continue
+            if grouped or flat[keyword] is not False:
+                self._report(where + pointer(keyword))
+            flat = {means: False} | {key: value for key, value in flat.items() if key != keyword}
+        return flat
+
+    def _exclusive(self, branches: list[Schema], where: str) -> bool:
+        """Whether no value can satisfy two branches."""
+        flats: list[Schema] = []
+        for i, branch in enumerate(branches):
+            flat = branch
+            if isinstance(branch, dict):
+                flat, groups = self._flatten(branch, where + pointer("oneOf", i))
+                if groups and not flat:
+                    return False
+            flats.append(flat)
+        return all(disjoint(a, b) for i, a in enumerate(flats) for b in flats[i + 1 :])
+
+    def _leaf(self, schema: dict[str, Any], where: str) -> Node | None:
+        types = types_of(schema)
+        if "enum" in schema:
+            values = [value for value in schema["enum"] if admits(value, schema, where, self._report)]
+            return alt(*(constant(value, self._layout) for value in values))
+        if types is None:
+            implied = [name for name, keywords in KEYWORDS_OF_TYPE.items() if keywords & schema.keys()]
+            if not implied:
+                return self._any()
+            types = frozenset(implied)
+        return alt(*(self._typed(name, schema, where) for name in (*_VALUES, "integer") if name in types))
+
+    def _typed(self, name: str, schema: dict[str, Any], where: str) -> Node | None:
+        match name:
+            case "null":
+                return literal("null")
+            case "boolean":
+                return alt(literal("true"), literal("false"))
+            case "integer" | "number":
+                node = number_node(schema, where, self._report, integer=name == "integer")
+            case "string":
+                node = string_node(schema, where, self._report)
+            case "array":
+                node = self._array(schema, where)
+            case _:
+                node = self._object(schema, where)
+        return None if node is None else self._name(node)
+
+    def _any(self) -> Node:
+        if "any" not in self._rules:
+            value, layout = Ref("any"), self._layout
+            text = self._name(string())
+            member = seq(text, layout.key, value)
+            self._rules["any"] = None  # the parts below refer to it
+            self._rules["any"] = alt(
+                literal("null"),
+                literal("true"),
+                literal("false"),
+                self._name(NUMBER),
+                text,
+                self._maybe_name(array_node((), value, 0, None, layout)),
+                self._maybe_name(any_members(member, 0, None, layout)),
+            )
+        return Ref("any")
+
+    def _maybe_name(self, node: Node | None) -> Node | None:
+        return None if node is None else self._name(node)
+
+    def _array(self, schema: dict[str, Any], where: str) -> Node | None:
+        rest: Schema = schema.get("items", True)
+        if schema.get("unevaluatedItems", True) is not True and "items" not in schema:
+            if schema["unevaluatedItems"] is False:
+                rest = False
+            else:
+                self._report(f"{where}/unevaluatedItems")
+        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        if schema.get("uniqueItems") and (most is None or most > 1):
+            self._report(f"{where}/uniqueItems")
+        prefix = [
+            self._value(item, where + pointer("prefixItems", i))
+            for i, item in enumerate(schema.get("prefixItems", ()))
+        ]
+        items = None if most == 0 else self._value(rest, where + pointer("items"))
+        return array_node(prefix, items, least, None if most is None else int(most), self._layout)
+
+    def _object(self, schema: dict[str, Any], where: str) -> Node | None:
+        declared: dict[str, Schema] = dict(schema.get("properties", {}))
+        required = schema.get("required", ())
+        rest: Schema = schema.get("additionalProperties", True)
+        for name in required:
+            declared.setdefault(name, rest)
+        if "additionalProperties" not in schema:
+            if schema.get("unevaluatedProperties", True) not in (True, False):
+                self._report(f"{where}/unevaluatedProperties")
+            if "properties" in schema or schema.get("unevaluatedProperties") is False:
+                rest = False
+        members = []
+        for name, inner in declared.items():
+            value = self._value(inner, where + pointer("properties", name))
+            if value is not None:
+                key = constant(name, self._layout)
+                members.append(Member(seq(key, self._layout.key, value), name in required))
+            elif name in required:
+                return None
+        more = self._value(rest, where + pointer("additionalProperties"))
+        extra = None if more is None else seq(key_other_than(list(declared)), self._layout.key, more)
+        least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties")
+        if not members and extra is not None:
+            return any_members(extra, least, None if most is None else int(most), self._layout)
+        num_required = sum(member.required for member in members)
+        if least > max(num_required, 1):
+            self._report(f"{where}/minProperties")
+        if most is not None and (extra is not None or most < len(members)):
+            self._report(f"{where}/maxProperties")
+        return object_node(members, extra, least == 0, self._layout, self._name)

@@ -7,8 +7,6 @@ import re
 from typing import Any
 
 from specgrammar.errors import GrammarCompileError
-from specgrammar.grammar.regex import Alt, Node, literal
-from specgrammar.grammar.regex_parser import parse_regex
 from specgrammar.protocols.grammar import GrammarKind, GrammarSpec
 
 MAX_SOURCE_BYTES = 1 << 20
@@ -39,21 +37,6 @@ def check_source(spec: GrammarSpec) -> None:
         raise GrammarCompileError(f"{spec.kind}: {num_bytes} bytes; at most {MAX_SOURCE_BYTES}")
     if "\0" in spec.source:
         raise GrammarCompileError(f"{spec.kind}: a NUL character at {spec.source.index(chr(0))}; escape it")
-
-
-def regex_node(spec: GrammarSpec) -> Node:
-    """The regex of a `regex` or `choice` spec. Raises GrammarCompileError."""
-    if spec.kind == "regex":
-        return parse_regex(spec.source)
-    choices = load_json(spec.source, "choice")
-    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
-        raise GrammarCompileError("choice: expected a JSON array of at least one string")
-    for number, choice in enumerate(choices):
-        if any("\ud800" <= char <= "\udfff" for char in choice):
-            raise GrammarCompileError(
-                f"choice: string {number} has a lone surrogate; write the whole character"
-            )
-    return Alt(tuple(map(literal, dict.fromkeys(choices))))
 
 
 def grammar_syntax(source: str) -> str:
