@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specgrammar.errors import ModelError
 from specgrammar.protocols.grammar import Vocabulary
+from specgrammar.runtime.device import device_for
 from specgrammar_transformers.drafter import TransformersDrafter
 from specgrammar_transformers.loading import chat_prompt, load_model
 from specgrammar_transformers.model_store import DEFAULT_MODEL, fetch_default_model
@@ -24,6 +25,7 @@ class TransformersAdapter:
         target: verifies draft trees.
         tokenizer: the model's tokenizer.
         vocabulary: the same as grammars see it.
+        device: where the logits are, with the copies and events of its stream.
     """
 
     api_version: Literal[1] = 1
@@ -36,6 +38,7 @@ class TransformersAdapter:
         """
         self.tokenizer = tokenizer
         self.target = TransformersTarget(model, max_batch_size)
+        self.device = device_for(str(self.target.torch_device))
         self.vocabulary = _vocabulary(model, tokenizer, self.target.vocab_size)
         self._max_batch_size = max_batch_size
         self._dtype = str(model.dtype).removeprefix("torch.")
@@ -87,6 +90,11 @@ class TransformersAdapter:
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a user's message, in the model's chat format where it has one."""
         return chat_prompt(self.tokenizer, text)
+
+    def encode_raw(self, text: str) -> list[int]:
+        """The ids of a text as it stands, with the tokenizer's own special tokens (a BOS) where it adds any."""
+        ids: list[int] = self.tokenizer.encode(text)
+        return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of output tokens, without special ones; bytes that are not UTF-8 become U+FFFD."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -43,27 +45,30 @@ def load_model(
         raise ModelError(f"dtype {dtype!r} is unknown; expected auto, {', '.join(_DTYPES)}")
     if threads is not None:
         torch.set_num_threads(threads)
-    try:
+    with _explained(f"{folder / 'config.json'} cannot be read as a model config"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
-        raise ModelError(
-            f"{folder / 'config.json'} cannot be read as a model config: {_first_line(error)}"
-        ) from error
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(
             f"{folder} holds a {config.model_type!r} model, which is not a causal language model that "
             "transformers knows; give a decoder-only model"
         )
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=_DTYPES.get(dtype, "auto"), local_files_only=True
+    with _explained(f"the weights in {folder} cannot be loaded"):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=_DTYPES.get(dtype, "auto"),
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise ModelError(f"the weights in {folder} cannot be loaded: {_first_line(error)}") from error
-    try:
+    # transformers would go on with random numbers in their place.
+    absent = sorted(report["missing_keys"])
+    if absent:
+        raise ModelError(
+            f"the weights in {folder} are incomplete: {len(absent)} tensors are missing, the first is {absent[0]}; "
+            "copy the folder again"
+        )
+    with _explained(f"the tokenizer in {folder} cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
     torch.nn.Module.to(model, on)  # transformers' own `to` hides its parameters from type checkers
     return model, tokenizer
 
@@ -101,5 +106,11 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(encoded["input_ids"])
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn whatever a file that is not to format makes the loaders raise into one message."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{what}: {reason}") from error

@@ -52,6 +52,7 @@ def vocabulary_of(
     if model_vocab_size is not None:
         size = min(size, model_vocab_size)
     special = {i for i, token in added.items() if token.special}
+    special.add(pieces.get(described["model"].get("unk_token"), -1))
     named = [token for token in (tokenizer.eos_token, *_TURN_ENDS) if isinstance(token, str)]
     ends = {i for i in (*stop_ids, *(pieces.get(token, -1) for token in named)) if 0 <= i < size}
     if not ends:
@@ -62,7 +63,7 @@ def vocabulary_of(
         if i < size:
             unused.discard(i)
             tokens[i] = added[i].content.encode() if i in added else to_bytes(piece)
-    specials = frozenset(i for i in special | unused | ends if i < size)
+    specials = frozenset(i for i in special | unused | ends if 0 <= i < size)
     for i in specials:
         tokens[i] = b""
     return Vocabulary(tuple(tokens), tuple(sorted(ends)), specials, _encoder(described))

@@ -119,8 +119,12 @@ def test_a_device_tree_gives_the_logits_of_the_host_tree() -> None:
     arrays = (host.draft_tokens, host.retrieve_next_token, host.retrieve_next_sibling)
     device = DeviceTree(*(torch.from_numpy(array) for array in arrays))
     expected = target.verify(batch, tree).wait()
-    torch.testing.assert_close(target.verify(batch, DraftTree(0, tree.cu_nodes, device=device)).wait(), expected)
-    mixed = DeviceTree(torch.from_numpy(host.draft_tokens), host.retrieve_next_token, host.retrieve_next_sibling)
+    torch.testing.assert_close(
+        target.verify(batch, DraftTree(0, tree.cu_nodes, device=device)).wait(), expected
+    )
+    mixed = DeviceTree(
+        torch.from_numpy(host.draft_tokens), host.retrieve_next_token, host.retrieve_next_sibling
+    )
     torch.testing.assert_close(target.verify(batch, DraftTree(0, tree.cu_nodes, device=mixed)).wait(), expected)
 
 
@@ -134,7 +138,9 @@ def test_device_tokens_without_links_are_chains() -> None:
     device = DeviceTree(torch.from_numpy(chain.host.draft_tokens))
     batch = batch_of(0, sequence, ["a"])
     expected = target.verify(batch, chain).wait()
-    torch.testing.assert_close(target.verify(batch, DraftTree(0, chain.cu_nodes, device=device)).wait(), expected)
+    torch.testing.assert_close(
+        target.verify(batch, DraftTree(0, chain.cu_nodes, device=device)).wait(), expected
+    )
 
 
 def test_padding_nodes_change_nothing() -> None:

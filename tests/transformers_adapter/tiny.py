@@ -26,7 +26,9 @@ VOCAB = 64
 MAX_LENGTH = 640
 
 
-def tiny_model(kind: str = "llama", attention: str = "sdpa", *, seed: int = 0, layers: int = 2) -> PreTrainedModel:
+def tiny_model(
+    kind: str = "llama", attention: str = "sdpa", *, seed: int = 0, layers: int = 2
+) -> PreTrainedModel:
     """A random fp32 model whose attention matters: weights are large enough that the context moves the logits."""
     torch.manual_seed(seed)
     wide = {
@@ -94,12 +96,16 @@ def random_parents(rng: np.random.Generator, num_nodes: int) -> list[int]:
     return [-1, *(int(rng.integers(i)) for i in range(1, num_nodes))]
 
 
-def tree_of(step: int, roots: Sequence[int], parents: Sequence[list[int]], rng: np.random.Generator) -> DraftTree:
+def tree_of(
+    step: int, roots: Sequence[int], parents: Sequence[list[int]], rng: np.random.Generator
+) -> DraftTree:
     """Trees of the given shapes with random tokens below the given roots."""
     cu_nodes = np.cumsum([0, *map(len, parents)], dtype=np.int64)
     tokens = rng.integers(VOCAB, size=int(cu_nodes[-1]), dtype=np.int64)
     tokens[cu_nodes[:-1]] = roots
-    host = HostTree.from_parents(cu_nodes, tokens, np.array([p for tree in parents for p in tree], dtype=np.int64))
+    host = HostTree.from_parents(
+        cu_nodes, tokens, np.array([p for tree in parents for p in tree], dtype=np.int64)
+    )
     return DraftTree(step, cu_nodes, host)
 
 
