@@ -81,7 +81,7 @@ def parents_from_mask(mask: NDArray[np.bool_], num_nodes: NDArray[np.int64] | No
         )
     if mask.size == 0:
         return np.full((bs, width), -1, dtype=np.int64)
-    ancestors = np.tril(mask, k=-1)
+    ancestors = mask & np.tri(width, k=-1, dtype=np.bool_)
     if num_nodes is not None:
         ancestors &= (np.arange(width) < num_nodes[:, None])[:, :, None]
     nearest = width - 1 - ancestors[:, :, ::-1].argmax(axis=-1)
