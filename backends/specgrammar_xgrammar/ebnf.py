@@ -66,13 +66,13 @@ class _Linear:
             case Alt(items):
                 rest = self._name(rest)
                 return self._choice([self.then(item, rest) for item in items])
-            case Repeat(item, least, None):
+            case Repeat(item, least, most) if most is not None:
+                return self._exactly(item, least, self._at_most(item, most - least, rest))
+            case Repeat(item, least, _):
                 loop = f"l{len(self.rules)}"
                 self.rules[loop] = ""  # taken; its body refers to itself
                 self.rules[loop] = self._choice([rest, self.then(item, loop)])
                 return self._exactly(item, least, loop)
-            case Repeat(item, least, most):
-                return self._exactly(item, least, self._at_most(item, most - least, rest))
             case _:
                 return f"{_expression(node)} {rest}".rstrip()
 
