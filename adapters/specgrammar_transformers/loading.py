@@ -64,8 +64,8 @@ def load_model(
     absent = sorted(report["missing_keys"])
     if absent:
         raise ModelError(
-            f"the weights in {folder} are incomplete: {len(absent)} tensors are missing, the first is {absent[0]}; "
-            "copy the folder again"
+            f"the weights in {folder} are incomplete: {len(absent)} tensors are missing, the first is "
+            f"{absent[0]}; copy the folder again"
         )
     with _explained(f"the tokenizer in {folder} cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -29,6 +29,9 @@ def vocabulary_of(
 ) -> Vocabulary:
     """Read the bytes, stop ids and special ids out of a fast tokenizer.
 
+    `Vocabulary.encode` spells its text exactly, unless the tokenizer has no token for one of its bytes
+    (SmolLM2's lacks six control characters): such bytes are left out.
+
     Args:
         tokenizer: a fast (Rust) tokenizer.
         model_vocab_size: columns of the model's logits; ids at or above it cannot be produced and are cut.

@@ -4,7 +4,6 @@ import inspect
 
 import pytest
 import torch
-from specgrammar_transformers import TransformersTarget
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -24,6 +23,7 @@ from transformers import (
 )
 
 from specgrammar.errors import ModelError
+from specgrammar_transformers import TransformersTarget
 from tests.transformers_adapter.tiny import tiny_model
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -5,12 +5,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.stats import chisquare
-from specgrammar_transformers import TransformersDrafter
 
 from specgrammar.errors import ModelError
 from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.spec.sampler import truncate_probs
 from specgrammar.spec.sampling import SamplingParams
+from specgrammar_transformers import TransformersDrafter
 from tests.transformers_adapter.tiny import (
     MAX_LENGTH,
     VOCAB,

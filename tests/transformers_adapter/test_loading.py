@@ -6,15 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from specgrammar_transformers import TransformersAdapter, chat_prompt, load_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Config
 
 from specgrammar.errors import ModelError
 from specgrammar.protocols.spec import DecodeBatch
+from specgrammar_transformers import TransformersAdapter, chat_prompt, load_model
 from tests.transformers_adapter.tiny import VOCAB, plain_logits, tiny_model, view
 
-TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
 
 
 def tiny_tokenizer(
@@ -51,7 +54,7 @@ def test_a_folder_is_loaded_in_the_dtype_and_on_the_device_that_were_asked_for(f
 
 def test_the_chat_template_is_used_where_there_is_one() -> None:
     plain, templated = tiny_tokenizer(), tiny_tokenizer(template=TEMPLATE)
-    ids = {piece: i for piece, i in plain.get_vocab().items()}
+    ids = plain.get_vocab()
     assert chat_prompt(plain, "hi") == [ids["h"], ids["i"]]
     expected = ["<s>", *"user:", "Ġ", *"hi", ">"]
     assert chat_prompt(templated, "hi") == [ids[piece] for piece in expected]
@@ -83,7 +86,7 @@ def test_a_drafter_with_another_tokenizer_is_refused(folder: Path, tmp_path: Pat
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="missing' is not a folder"):
         load_model(tmp_path / "missing", "cpu")
-    with pytest.raises(ModelError, match="holds no config.json"):
+    with pytest.raises(ModelError, match=r"holds no config.json"):
         load_model(tmp_path, "cpu")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read as a model config"):
@@ -102,24 +105,24 @@ def test_a_model_that_is_not_causal(tmp_path: Path) -> None:
 def test_missing_or_broken_weights_and_tokenizer(tmp_path: Path) -> None:
     model = tiny_model()
     model.config.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="weights in .* cannot be loaded"):
+    with pytest.raises(ModelError, match=r"weights in .* cannot be loaded"):
         load_model(tmp_path, "cpu")
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"not safetensors")
-    with pytest.raises(ModelError, match="weights in .* cannot be loaded"):
+    with pytest.raises(ModelError, match=r"weights in .* cannot be loaded"):
         load_model(tmp_path, "cpu")
     weights = model.state_dict()
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(
         {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}, file, {"format": "pt"}
     )
-    with pytest.raises(ModelError, match="2 tensors are missing, the first is lm_head.weight"):
+    with pytest.raises(ModelError, match=r"2 tensors are missing, the first is lm_head.weight"):
         load_model(tmp_path, "cpu")
     model.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="tokenizer in .* cannot be loaded"):
+    with pytest.raises(ModelError, match=r"tokenizer in .* cannot be loaded"):
         load_model(tmp_path, "cpu")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="tokenizer in .* cannot be loaded"):
+    with pytest.raises(ModelError, match=r"tokenizer in .* cannot be loaded"):
         load_model(tmp_path, "cpu")
 
 

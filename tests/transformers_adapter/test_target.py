@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from specgrammar_transformers import TransformersTarget
 
 from specgrammar.errors import InvalidTokenError, ModelError, StaleStepError
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
+from specgrammar_transformers import TransformersTarget
 from tests.transformers_adapter.tiny import (
     MAX_LENGTH,
     VOCAB,

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from specgrammar_transformers import vocabulary_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specgrammar.errors import ModelError
 from specgrammar.protocols.grammar import Vocabulary
+from specgrammar_transformers import vocabulary_of
 
 CORPUS = [
     '{"name": "Ada", "age": 36}',

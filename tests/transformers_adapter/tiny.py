@@ -29,7 +29,7 @@ MAX_LENGTH = 640
 def tiny_model(
     kind: str = "llama", attention: str = "sdpa", *, seed: int = 0, layers: int = 2
 ) -> PreTrainedModel:
-    """A random fp32 model whose attention matters: weights are large enough that the context moves the logits."""
+    """A random fp32 model whose attention matters: large weights, so that the context moves the logits."""
     torch.manual_seed(seed)
     wide = {
         "vocab_size": VOCAB,
