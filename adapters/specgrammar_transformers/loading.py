@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -53,15 +54,16 @@ def load_model(
             "transformers knows; give a decoder-only model"
         )
     with _explained(f"the weights in {folder} cannot be loaded"):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(  # a pair, which its annotation does not know
             folder,
             config=config,
             dtype=_DTYPES.get(dtype, "auto"),
             local_files_only=True,
             output_loading_info=True,
         )
+    model: PreTrainedModel = loaded[0]
     # transformers would go on with random numbers in their place.
-    absent = sorted(report["missing_keys"])
+    absent = sorted(loaded[1]["missing_keys"])
     if absent:
         raise ModelError(
             f"the weights in {folder} are incomplete: {len(absent)} tensors are missing, the first is "
@@ -69,7 +71,7 @@ def load_model(
         )
     with _explained(f"the tokenizer in {folder} cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    torch.nn.Module.to(model, on)  # transformers' own `to` hides its parameters from type checkers
+    torch.nn.Module.to(model, on)  # the override in transformers hides the parameters from type checkers
     return model, tokenizer
 
 

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from specgrammar.protocols.spec import DecodeBatch
 from specgrammar_transformers import TransformersAdapter, TransformersTarget, fetch_default_model, load_model
-from tests.transformers_adapter.tiny import accepted, batch_of, tree_of, view
+from tests.transformers_adapter.tiny import accepted, batch_of, generate, tree_of, view
 
 pytestmark = pytest.mark.model
 
@@ -88,10 +87,7 @@ def test_chat_gives_sensible_text_equal_to_generate(
         target.commit(batch, accepted([[0], [0]], best))
         sequences = {name: [*tokens, best[row]] for row, (name, tokens) in enumerate(sequences.items())}
     for name, prompt in prompts.items():
-        ids = torch.tensor([prompt])
-        generated = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
-        assert isinstance(generated, torch.Tensor)
-        expected = generated[0].tolist()
+        expected = generate(model, prompt, 24)
         assert sequences[name][: len(expected)] == expected
     assert "Paris" in adapter.decode(sequences["a"][len(prompts["a"]) :])
 

@@ -12,6 +12,7 @@ from tests.transformers_adapter.tiny import (
     VOCAB,
     accepted,
     batch_of,
+    generate,
     greedy_tokens,
     path_to,
     plain_logits,
@@ -78,18 +79,14 @@ def test_greedy_decoding_equals_generate(kind: str, attention: str) -> None:
     target = TransformersTarget(model, max_batch_size=1)
     rng = np.random.default_rng(0)
     tokens = prompt(rng, 7)
-    ids = torch.tensor([tokens])
-    generated = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, eos_token_id=VOCAB
-    )
+    expected = generate(model, tokens, 20, eos_token_id=VOCAB)
     target.add("a", tokens)
     for step in range(20):
         batch = batch_of(step, {"a": tokens}, ["a"])
         logits = target.verify(batch, tree_of(step, [tokens[-1]], [[-1]], rng)).wait()
         tokens = [*tokens, int(logits[0].argmax())]
         target.commit(batch, accepted([[0]], [tokens[-1]]))
-    assert isinstance(generated, torch.Tensor)
-    assert tokens == generated[0].tolist()
+    assert tokens == expected
 
 
 def test_long_prompts_are_run_in_chunks_and_the_cache_grows() -> None:
@@ -163,7 +160,7 @@ def test_one_requests_nan_stays_with_it_and_leaves_with_it() -> None:
     rng = np.random.default_rng(5)
     model = tiny_model()
     with torch.no_grad():
-        model.get_input_embeddings().weight[63] = torch.nan
+        model.get_parameter("model.embed_tokens.weight")[63] = torch.nan
     target = TransformersTarget(model, max_batch_size=2)
     sequences = {"bad": [63] * 20, "good": [3, 4, 5]}
     for name, tokens in sequences.items():

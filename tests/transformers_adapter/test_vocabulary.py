@@ -95,11 +95,10 @@ BYTE_LEVEL = vocabulary_of(byte_level())
 
 
 def test_special_stop_and_added_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: Vocabulary) -> None:
-    start, turn_end, eos, think = tokenizer.convert_tokens_to_ids(
-        ["<|im_start|>", "<|im_end|>", "</s>", "<think>"]
-    )
+    ids = tokenizer.get_vocab()
+    start, turn_end, eos, think = (ids[piece] for piece in ("<|im_start|>", "<|im_end|>", "</s>", "<think>"))
     assert vocabulary.stop_ids == tuple(sorted([turn_end, eos]))
-    unknown = tokenizer.get_vocab().get("<unk>", eos)
+    unknown = ids.get("<unk>", eos)
     assert {start, turn_end, eos, unknown} <= vocabulary.special_ids
     assert think not in vocabulary.special_ids
     assert vocabulary.tokens[think] == b"<think>"

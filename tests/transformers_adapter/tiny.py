@@ -1,21 +1,12 @@
 """Tiny random models, trees and batches for the tests of this folder."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specgrammar.protocols.spec import DecodeBatch, RequestView
 from specgrammar.protocols.target import AcceptedPaths
@@ -26,50 +17,40 @@ VOCAB = 64
 MAX_LENGTH = 640
 
 
-def tiny_model(
-    kind: str = "llama", attention: str = "sdpa", *, seed: int = 0, layers: int = 2
-) -> PreTrainedModel:
+def tiny_model(kind: str = "llama", attention: str = "sdpa", *, seed: int = 0) -> PreTrainedModel:
     """A random fp32 model whose attention matters: large weights, so that the context moves the logits."""
-    torch.manual_seed(seed)
-    wide = {
+    sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
-        "num_hidden_layers": layers,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "intermediate_size": 48,
         "max_position_embeddings": MAX_LENGTH,
         "initializer_range": 0.3,
         "bos_token_id": 0,
         "eos_token_id": 1,
-        "pad_token_id": 0,
-        "attn_implementation": attention,
     }
-    if kind == "llama":
-        return LlamaForCausalLM(LlamaConfig(**wide, num_key_value_heads=2))
-    if kind == "qwen2":
-        return Qwen2ForCausalLM(Qwen2Config(**wide, num_key_value_heads=2))
-    if kind == "gpt_neox":
-        return GPTNeoXForCausalLM(GPTNeoXConfig(**wide))
-    assert kind == "gpt2"
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCAB,
-            n_embd=32,
-            n_layer=layers,
-            n_head=4,
-            n_positions=MAX_LENGTH,
-            initializer_range=0.3,
-            bos_token_id=0,
-            eos_token_id=1,
-            attn_implementation=attention,
-        )
+    if kind != "gpt2":
+        sizes["intermediate_size"] = 48
+    if kind in ("llama", "qwen2"):
+        sizes["num_key_value_heads"] = 2
+    torch.manual_seed(seed)
+    return random_model(kind, attention, **sizes)
+
+
+def random_model(kind: str, attention: str | None = None, **config: Any) -> PreTrainedModel:
+    """A causal model of any type that transformers knows, with random weights."""
+    described = AutoConfig.for_model(kind, **config)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # not annotated
+        described, attn_implementation=attention
     )
+    return model
 
 
 @torch.no_grad()
 def plain_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
     """The logits behind a sequence by an ordinary forward without a cache."""
-    logits: torch.Tensor = model.eval()(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
+    model.train(False)
+    logits: torch.Tensor = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
     return logits
 
 
@@ -124,3 +105,11 @@ def accepted(paths: Sequence[Sequence[int]], bonus: Sequence[int]) -> AcceptedPa
         index[row, : len(path)] = path
     lengths = np.array([len(path) - 1 for path in paths], dtype=np.int64)
     return AcceptedPaths(index, lengths, np.array(bonus, dtype=np.int64))
+
+
+def generate(model: PreTrainedModel, tokens: Sequence[int], count: int, **options: Any) -> list[int]:
+    """What transformers' own greedy `generate` makes of a prompt, the prompt included."""
+    ids = torch.tensor([list(tokens)])
+    decode: Any = model.generate
+    found = decode(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **options)
+    return [int(token) for token in found[0]]
