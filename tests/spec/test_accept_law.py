@@ -37,7 +37,7 @@ def test_power(law: SamplingParams) -> None:
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_ordinary_decoding_has_the_law(law: SamplingParams) -> None:
     outputs = decode(TOY, requests_of(law), LENGTH, no_drafts)
-    assert outputs.num_steps == LENGTH
+    assert (outputs.num_steps == (outputs.tokens >= 0).sum(axis=1)).all()
     assert p_value(outputs.tokens, TOY.law(law, LENGTH)) > LEVEL
 
 
@@ -71,8 +71,8 @@ def test_rejection_accepts_more_than_target_only() -> None:
     q = truncate_probs(torch.from_numpy(TOY.masked), [law] * VOCAB).numpy()
     chain = np.array([-1, 0, 1])
     params = requests_of(law, 2000)
-    assert decode(TOY, params, LENGTH, sampled_drafts(4, q, chain), method="rejection").num_steps == 1
-    assert decode(TOY, params, LENGTH, sampled_drafts(4, q, chain)).num_steps == LENGTH
+    assert (decode(TOY, params, LENGTH, sampled_drafts(4, q, chain), method="rejection").num_steps == 1).all()
+    assert decode(TOY, params, LENGTH, sampled_drafts(4, q, chain)).num_steps.mean() > 1.5
 
 
 def test_drafts_of_the_keyed_stream_keep_the_law() -> None:
@@ -94,5 +94,5 @@ def test_drafts_of_the_keyed_stream_keep_the_law() -> None:
         return Drafts(np.stack(tokens, axis=1), np.tile(chain, (len(last), 1)), rows, UNMASKED_Q)
 
     outputs = decode(TOY, requests_of(law), LENGTH, propose, method="rejection")
-    assert outputs.num_steps > 1
+    assert 1 < outputs.num_steps.mean() < LENGTH
     assert p_value(outputs.tokens, TOY.law(law, LENGTH)) > LEVEL

@@ -88,11 +88,11 @@ def no_drafts(last: NDArray[np.int64], *_: NDArray[np.int64]) -> Drafts:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What was decoded: `[requests, length]`, -1 or NaN behind the end; and the number of steps it took."""
+    """What was decoded: `[requests, length]`, -1 or NaN behind the end; and each request's number of steps."""
 
     tokens: NDArray[np.int64]
     logprobs: NDArray[np.float32]
-    num_steps: int
+    num_steps: NDArray[np.int64]
 
 
 def node_status(toy: Toy, tree: HostTree) -> NDArray[np.int8]:
@@ -135,7 +135,7 @@ def decode(
     bs = len(params)
     tokens = np.full((bs, length), -1, dtype=np.int64)
     logprobs = np.full((bs, length), np.nan, dtype=np.float32)
-    count, last, num_steps = np.zeros(bs, dtype=np.int64), np.full(bs, ROOT), 0
+    count, num_steps, last = np.zeros(bs, dtype=np.int64), np.zeros(bs, dtype=np.int64), np.full(bs, ROOT)
     running = np.arange(bs)
     seeds = np.array([p.seed for p in params], dtype=np.int64)
     histories = [tuple(range(n)) for n in range(1, length + 2)]
@@ -167,7 +167,7 @@ def decode(
             logprobs[rows, count[rows]] = paths.logprobs[take, column]
             count[rows] += 1
             going &= take & (token != STOP)
-        num_steps += 1
+        num_steps[running] += 1
         # A request that got nothing in a step would never end.
         assert (committed[:, 0] >= 0).all()
         running = running[(count[running] < length) & (last[running] != STOP)]
