@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     prompts.add_argument(
         "--prompts",
         metavar="FILE.jsonl",
-        help='a JSON object a line: {"id", "prompt", and at most one of "schema", "regex", "grammar", "choice"}',
+        help='a line: {"id", "prompt", and at most one of "schema", "regex", "grammar", "choice"}',
     )
     constraint = command.add_mutually_exclusive_group()
     constraint.add_argument("--json-schema", metavar="FILE|TEXT", help="JSON that is valid against a schema")

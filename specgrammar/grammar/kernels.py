@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -13,12 +11,12 @@ _BLOCK = 4096
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _apply_rows_kernel(
-    logits: Any,  # float [nodes, columns]
-    logits_stride: Any,
-    bitmask: Any,  # int32 [rows, num_words]
-    owners: Any,  # int32 [rows], the logits row of each, -1 for none
-    num_words: Any,
-    columns: Any,
+    logits: tl.tensor,  # float [nodes, columns]
+    logits_stride: int,
+    bitmask: tl.tensor,  # int32 [rows, num_words]
+    owners: tl.tensor,  # int32 [rows], the logits row of each, -1 for none
+    num_words: int,
+    columns: int,
     block: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)

@@ -221,8 +221,15 @@ class GrammarBackend(Protocol):
     `facts` are class attributes, so that they can be checked and listed without building anything.
     """
 
-    api_version: Literal[1]
-    facts: BackendFacts
+    @property
+    def api_version(self) -> Literal[1]:
+        """`BACKEND_API_VERSION`."""
+        ...
+
+    @property
+    def facts(self) -> BackendFacts:
+        """What it is and is not."""
+        ...
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -183,7 +183,10 @@ class SpecAlgorithm(Protocol):
     read before the launch. Where the member is absent the answer is False.
     """
 
-    api_version: Literal[1]
+    @property
+    def api_version(self) -> Literal[1]:
+        """`ALGORITHM_API_VERSION`; readable on the factory itself, before anything is made."""
+        ...
 
     @property
     def topology(self) -> Topology:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -81,6 +84,24 @@ def test_the_kernel_spans_many_blocks() -> None:
     expected = masked_by_definition(logits, rows, [2, 0], 10_000)
     apply_rows(logits, torch.from_numpy(rows), torch.tensor([2, 0], dtype=torch.int32), 10_000)
     assert torch.equal(logits, expected)
+
+
+def test_the_compiler_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs what the compiler would refuse; compiling needs no device."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    code = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from specgrammar.grammar.kernels import _apply_rows_kernel as kernel
+pointers = {"bitmask": "*i32", "owners": "*i32"}
+numbers = dict.fromkeys(("logits_stride", "num_words", "columns"), "i32")
+for logits in ("*fp32", "*bf16", "*fp16"):
+    types = {"logits": logits, **pointers, **numbers, "block": "constexpr"}
+    compiled = compile(ASTSource(kernel, types, {"block": 4096}), target=GPUTarget("cuda", 90, 32))
+    assert "cubin" in compiled.asm
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

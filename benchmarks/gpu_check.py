@@ -1,0 +1,262 @@
+"""Everything that needs a GPU, in one command: `python benchmarks/gpu_check.py [--json FILE]`.
+
+Runs each kernel against its torch reference and times it, then generates with a small, randomly initialised
+Llama-shaped model and a toy vocabulary. Needs no network and no model file. Where there is no CUDA device it
+says so in one line and exits with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = map(str, (ROOT, ROOT / "backends", ROOT / "adapters"))  # needs no installation
+
+if TYPE_CHECKING:
+    from specgrammar.protocols.grammar import Vocabulary
+    from specgrammar.protocols.spec import CausalDrafter
+    from specgrammar.protocols.staging import Device
+    from specgrammar.protocols.target import TargetModel
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table."""
+
+    name: str
+    shape: str
+    agrees: bool
+    microseconds: float | None = None
+
+    def row(self) -> tuple[str, str, str, str]:
+        """As cells."""
+        spent = "" if self.microseconds is None else f"{self.microseconds:.1f}"
+        return self.name, self.shape, "yes" if self.agrees else "NO", spent
+
+
+def timed(device: torch.device, call: Callable[[], object], repeats: int = 50) -> float:
+    """Median microseconds from launch to done, warmed up."""
+    spent = []
+    for repeat in range(repeats + 5):
+        begin = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if repeat >= 5:
+            spent.append(1e6 * (time.perf_counter() - begin))
+    return float(np.median(spent))
+
+
+def check_apply(device: torch.device, num_nodes: int, vocab_size: int) -> Check:
+    """`apply_rows` against boolean masking in torch."""
+    from specgrammar.grammar.kernels import apply_rows
+
+    generator = torch.Generator().manual_seed(0)
+    num_words = (vocab_size + 31) // 32
+    bitmask = torch.randint(
+        -(2**31), 2**31, (num_nodes // 2, num_words), dtype=torch.int64, generator=generator
+    )
+    owners = torch.randperm(num_nodes, generator=generator)[: num_nodes // 2]
+    bits = (bitmask[:, :, None] >> torch.arange(32)) & 1
+    illegal = (bits.reshape(len(owners), -1)[:, :vocab_size] == 0).to(device)
+    logits = torch.randn(num_nodes, vocab_size + 64, generator=generator).to(device)
+    expected = logits.clone()
+    on_device = owners.to(device)
+    expected[on_device, :vocab_size] = expected[on_device, :vocab_size].masked_fill(illegal, -torch.inf)
+    arguments = (bitmask.int().to(device), owners.int().to(device), vocab_size)
+    apply_rows(logits, *arguments)
+    agrees = torch.equal(logits, expected)
+    shape = f"{len(owners)} of {num_nodes} x {vocab_size}"
+    return Check("apply rows", shape, agrees, timed(device, lambda: apply_rows(logits, *arguments)))
+
+
+def check_upload(device: torch.device, num_rows: int, vocab_size: int) -> Check:
+    """A mask through the ring, pinned memory and the kernel."""
+    from specgrammar.grammar.bitmask import BitmaskRing
+    from specgrammar.grammar.mask import GrammarMask
+    from specgrammar.grammar.rows import MaskRows, RequestNodes
+    from specgrammar.protocols.grammar import NodeStatus
+    from specgrammar.runtime.device import device_for
+
+    accelerator = device_for(str(device))
+    ring = BitmaskRing(accelerator, (vocab_size + 31) // 32)
+    logits = torch.zeros(num_rows, vocab_size, device=device)
+
+    def once(word: int) -> None:
+        slot = ring.acquire(num_rows)
+        slot.rows[:num_rows] = word
+        rows = MaskRows(slot.rows, num_rows)
+        for node in range(num_rows):
+            rows.put(RequestNodes(node, [0], [-1], [-1]), [NodeStatus.LIVE], [0])
+        mask = GrammarMask(rows, slot, accelerator, vocab_size)
+        mask.upload()
+        mask.apply(logits)
+
+    for word in range(1, 8):  # more steps than slots: a slot reused before its upload is done would show
+        logits.zero_()
+        once(word)
+        legal = torch.isfinite(logits[:, :32]).cpu().tolist()
+        if any(row != [bool(word >> bit & 1) for bit in range(32)] for row in legal):
+            return Check("ring, upload, apply", f"{num_rows} rows", False)
+    return Check("ring, upload, apply", f"{num_rows} x {vocab_size}", True, timed(device, lambda: once(-1), 20))
+
+
+def check_links(device: torch.device, bs: int, num_nodes: int) -> Check:
+    """The links kernel against the NumPy derivation."""
+    from specgrammar.trees.convert import qlen_mask
+    from specgrammar.trees.kernels import derive_tree_links_triton
+    from specgrammar.trees.tree import HostTree
+
+    rng = np.random.default_rng(0)
+    parents = np.array([[-1, *(rng.integers(0, i) for i in range(1, num_nodes))] for _ in range(bs)]).ravel()
+    tree = HostTree.from_parents(np.arange(bs + 1) * num_nodes, rng.integers(0, 99, bs * num_nodes), parents)
+    mask = torch.from_numpy(qlen_mask(tree)).to(device)
+    lengths = torch.arange(bs, device=device) + 7
+    found = derive_tree_links_triton(mask, lengths)
+    agrees = np.array_equal(found.retrieve_next_token.cpu().numpy().ravel(), tree.retrieve_next_token)
+    agrees &= np.array_equal(found.retrieve_next_sibling.cpu().numpy().ravel(), tree.retrieve_next_sibling)
+    agrees &= np.array_equal(
+        found.positions.cpu().numpy().ravel(), np.repeat(np.arange(bs) + 7, num_nodes) + tree.depths()
+    )
+    spent = timed(device, lambda: derive_tree_links_triton(mask, lengths))
+    return Check("tree links", f"{bs} x {num_nodes}", bool(agrees), spent)
+
+
+def toy_vocabulary() -> Vocabulary:
+    """All bytes, some pairs that JSON uses, and one stop token."""
+    from specgrammar.protocols.grammar import Vocabulary
+
+    tokens = [bytes([i]) for i in range(256)] + [b'": ', b", ", b'{"', b'"}', b"tr", b"ue", b"fa", b"lse", b""]
+    stop = len(tokens) - 1
+    return Vocabulary(tuple(tokens), stop_ids=(stop,), special_ids=frozenset({stop}))
+
+
+@dataclass
+class RandomModel:
+    """The engine's adapter around a small Llama-shaped model with random weights."""
+
+    target: TargetModel
+    vocabulary: Vocabulary
+    device: Device
+
+    def load_drafter(self, name: str) -> CausalDrafter:
+        """There is none."""
+        raise ValueError(name)
+
+
+def random_model(device: torch.device, vocab_size: int) -> TargetModel:
+    """Four layers of 256, float32."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from specgrammar_transformers import TransformersTarget
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_size + 7,  # padded columns
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device).eval()
+    return TransformersTarget(model, max_batch_size=4)
+
+
+def check_generation(device: torch.device, backend: str, max_new_tokens: int = 160) -> Check:
+    """`none` and `ngram` give the same tokens, and JSON that is valid as far as it goes."""
+    from specgrammar import Config, Engine, GrammarSpec, Request, SamplingParams
+    from specgrammar.runtime.device import device_for
+    from specgrammar.spec.ngram import NgramAlgorithm
+    from specgrammar.spec.none import NoSpeculation
+    from specgrammar_llguidance import LLGuidanceBackend
+    from specgrammar_xgrammar import XGrammarBackend
+
+    make_backend = {"xgrammar": XGrammarBackend, "llguidance": LLGuidanceBackend}[backend]
+    vocabulary = toy_vocabulary()
+    schema = {
+        "type": "object",
+        "properties": {
+            "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 8, "maxItems": 8},
+            "name": {"type": "string", "maxLength": 12},
+        },
+        "required": ["flags", "name"],
+    }
+    requests = [
+        Request(
+            str(i),
+            tuple(b"flags: "),
+            GrammarSpec.json_schema(schema),
+            SamplingParams(float(i % 2), seed=i),
+            max_new_tokens,
+        )
+        for i in range(4)
+    ]
+    runs: dict[str, dict[str, tuple[int, ...]]] = {}
+    seconds: dict[str, float] = {}
+    for name, algorithm in (("none", NoSpeculation()), ("ngram", NgramAlgorithm())):
+        adapter = RandomModel(random_model(device, vocabulary.vocab_size), vocabulary, device_for(str(device)))
+        engine = Engine(adapter, make_backend(vocabulary), algorithm, Config(max_batch_size=4))
+        begin = time.perf_counter()
+        outputs = list(engine.generate(requests))
+        seconds[name] = time.perf_counter() - begin
+        runs[name] = {output.request_id: output.token_ids for output in outputs}
+        if any(output.finish_reason != "stop" for output in outputs):
+            return Check(f"generate, {backend}", str([output.error for output in outputs]), False)
+        for output in outputs:
+            json.loads(output.text)
+    num_tokens = sum(len(tokens) for tokens in runs["ngram"].values())
+    shape = f"4 requests, us per token; none takes {seconds['none'] / seconds['ngram']:.2f} times as long"
+    return Check(
+        f"generate, {backend}", shape, runs["none"] == runs["ngram"], 1e6 * seconds["ngram"] / num_tokens
+    )
+
+
+def run(device: torch.device, *, small: bool) -> list[Check]:
+    """All checks; `small` shapes are for the interpreter."""
+    vocab_size = 1000 if small else 128_256
+    checks = [
+        check_apply(device, 16, vocab_size),
+        check_upload(device, 8 if small else 512, vocab_size),
+        check_links(device, 2, 16),
+    ]
+    if not small:
+        checks += [
+            check_apply(device, 2048, vocab_size),
+            check_links(device, 128, 16),
+            check_links(device, 32, 64),
+        ]
+    return checks + [check_generation(device, name) for name in ("xgrammar", "llguidance")]
+
+
+def main() -> int:
+    """Run the checks and print a table; 1 if any disagrees."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="also write the table as JSON")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("gpu_check: no CUDA device here; nothing was checked")
+        return 0
+    from specgrammar.cli.table import table
+
+    checks = run(torch.device("cuda"), small=False)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(table(("check", "shape", "agrees", "us"), [check.row() for check in checks]))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps([asdict(check) for check in checks], indent=1) + "\n")
+    return int(not all(check.agrees for check in checks))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,305 @@
+"""The engine on a toy target whose cache must always be the committed history."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specgrammar.config import Config
+from specgrammar.errors import ConfigError, PluginError
+from specgrammar.protocols.grammar import BackendFacts, GrammarSpec
+from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.registry import ALGORITHMS, create
+from specgrammar.runtime.engine import Engine
+from specgrammar.runtime.request import Request, RequestOutput
+from specgrammar.spec.sampling import SamplingParams
+from specgrammar.trees.tree import DraftTree, HostTree
+from tests.toy_engine import ToyAdapter, toy_engine, toy_logits
+from tests.toys import BACKEND_NAMES, GRAMMARS, STOP, VOCABULARY, backend, legal_ids, matcher
+
+ALGORITHM_CONFIGS: tuple[dict[str, Any], ...] = (
+    {"algorithm": "none"},
+    {"algorithm": "ngram", "algorithm_options": {"num_draft_tokens": 6, "min_match": 1}},
+    {"algorithm": "ngram", "algorithm_options": {"num_draft_tokens": 9, "breadth": 1, "min_match": 1}},
+    {"algorithm": "chain", "algorithm_options": {"num_draft_tokens": 3, "min_match": 1}},
+)
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(1.0),
+    SamplingParams(0.7, top_k=4),
+    SamplingParams(1.3, top_p=0.8),
+    SamplingParams(1.0, min_p=0.1),
+)
+SPECS = (None, *GRAMMARS, GrammarSpec.regex("(ab|bc|c){3,40}"))
+
+
+def decoded(requests: list[Request], **config: Any) -> dict[str, RequestOutput]:
+    engine, target = toy_engine(**config)
+    outputs = {output.request_id: output for output in engine.generate(requests)}
+    assert target.cache == {}, "a finished request leaves nothing behind"
+    assert not engine.has_work
+    return outputs
+
+
+def plain_decoding(request: Request) -> list[int]:
+    """Ordinary masked greedy decoding, written out."""
+    tokens, output = list(request.prompt_tokens), list[int]()
+    state = None if request.grammar is None else matcher("xgrammar", request.grammar)
+    while len(output) < request.max_new_tokens:
+        logits = toy_logits(tokens)[: VOCABULARY.vocab_size]
+        if state is not None:
+            legal = legal_ids(state)
+            logits = torch.tensor([x if i in legal else -torch.inf for i, x in enumerate(logits.tolist())])
+        token = int(logits.argmax())
+        output.append(token)
+        tokens.append(token)
+        if state is not None:
+            assert state.accept(token)
+        if token == STOP:
+            break
+    return output
+
+
+request_lists = st.lists(
+    st.builds(
+        lambda prompt, spec, sampling, limit, seed: Request(
+            "?", tuple(prompt), spec, dataclasses.replace(sampling, seed=seed), limit
+        ),
+        st.lists(st.integers(0, 3), min_size=1, max_size=12),
+        st.sampled_from(SPECS),
+        st.sampled_from(SAMPLINGS),
+        st.integers(1, 30),
+        st.integers(0, 5),
+    ),
+    min_size=1,
+    max_size=5,
+).map(lambda requests: [dataclasses.replace(r, request_id=str(i)) for i, r in enumerate(requests)])
+
+
+@settings(max_examples=40)
+@given(request_lists, st.integers(1, 4), st.sampled_from(BACKEND_NAMES))
+def test_invariant_11_every_algorithm_gives_the_same_tokens(
+    requests: list[Request], size: int, name: str
+) -> None:
+    """Greedy and sampled, with one seed: whatever the algorithm, the batch size and the backend."""
+    plain = decoded(requests, backend="xgrammar", max_batch_size=1)
+    for request in requests:
+        if request.sampling.greedy:
+            assert list(plain[request.request_id].token_ids) == plain_decoding(request)
+    for config in ALGORITHM_CONFIGS:
+        outputs = decoded(requests, backend=name, max_batch_size=size, **config)
+        for request_id, output in outputs.items():
+            expected = plain[request_id]
+            assert (output.token_ids, output.finish_reason) == (expected.token_ids, expected.finish_reason)
+
+
+def test_speculation_saves_steps_on_repetitive_text() -> None:
+    requests = [Request("a", (0, 1) * 4, GrammarSpec.regex("(ab){30}c"), max_new_tokens=80)]
+    plain, ngram = decoded(requests)["a"], decoded(requests, algorithm="ngram")["a"]
+    assert plain.token_ids == ngram.token_ids
+    assert plain.mean_accept_length == 1.0
+    assert ngram.mean_accept_length > 1.5
+
+
+@pytest.mark.parametrize("algorithm", ["none", "ngram"])
+def test_logprobs_are_those_of_ordinary_decoding(algorithm: str) -> None:
+    request = Request("a", (0, 1) * 4, GRAMMARS[3], SamplingParams(0.9, seed=3), 20, logprobs=True)
+    output = decoded([request], algorithm=algorithm)["a"]
+    state, tokens = matcher("xgrammar", GRAMMARS[3]), list(request.prompt_tokens)
+    assert output.logprobs is not None
+    assert len(output.logprobs) == len(output.token_ids) > 3
+    for token, logprob in zip(output.token_ids, output.logprobs, strict=True):
+        legal = torch.tensor(legal_ids(state))
+        row = toy_logits(tokens)[legal].log_softmax(0)
+        assert logprob == pytest.approx(float(row[legal.tolist().index(token)]), abs=1e-5)
+        state.accept(token)
+        tokens.append(token)
+
+
+@pytest.mark.parametrize("name", BACKEND_NAMES)
+def test_invariant_9_one_requests_failure_ends_that_request(name: str) -> None:
+    good = Request("good", (0,), GRAMMARS[0], max_new_tokens=12)
+    bad = [
+        Request("schema", (0,), GrammarSpec.json_schema("{"), max_new_tokens=4),
+        Request("regex", (0,), GrammarSpec.regex("a("), max_new_tokens=4),
+        Request("stuck", (0,), GrammarSpec.regex("az"), max_new_tokens=4),
+        Request("prompt", (), GRAMMARS[0]),
+        Request("ids", (VOCABULARY.vocab_size,), GRAMMARS[0]),
+        Request("negative", (0, -1), GRAMMARS[0]),
+    ]
+    alone = decoded([good], backend=name)["good"]
+    outputs = decoded([*bad[:3], good, *bad[3:]], backend=name, algorithm="ngram")
+    assert outputs.pop("good").token_ids == alone.token_ids
+    assert {output.finish_reason for output in outputs.values()} == {"error"}
+    assert len(outputs) == len(bad)
+    assert all(output.error for output in outputs.values())
+    assert "prompt is empty" in str(outputs["prompt"].error)
+    assert f"id {VOCABULARY.vocab_size}" in str(outputs["ids"].error)
+    assert outputs["stuck"].token_ids == (0,), "what was legal until then is kept"
+
+
+def test_invariant_9_logits_that_are_not_numbers_end_the_request() -> None:
+    engine, target = toy_engine(algorithm="ngram")
+    verify = target.verify
+
+    def broken(batch: DecodeBatch, tree: DraftTree) -> Any:
+        ready = verify(batch, tree)
+        for b, request in enumerate(batch.requests):
+            if request.request_id == "nan" and len(request.tokens) > 4:
+                ready.logits[int(tree.cu_nodes[b]) : int(tree.cu_nodes[b + 1])] = torch.nan
+        return ready
+
+    target.verify = broken  # type: ignore[method-assign]  # the planted fault
+    requests = [Request(name, (0, 1, 2), GRAMMARS[3], max_new_tokens=20) for name in ("nan", "well")]
+    outputs = {output.request_id: output for output in engine.generate(requests)}
+    assert outputs["nan"].finish_reason == "error"
+    assert "-inf or NaN" in str(outputs["nan"].error)
+    assert outputs["well"].finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize("fault", ["step", "root", "size"])
+def test_invariant_7_a_stale_draft_is_dropped(fault: str) -> None:
+    """The producer keeps returning what it made for the first step."""
+    request = Request("a", (0, 1) * 3, GRAMMARS[3], max_new_tokens=15)
+    expected = decoded([request])["a"]
+    engine, _ = toy_engine(algorithm="ngram")
+    producer = engine._parts.producer
+    propose = producer.propose
+    first: list[DraftTree] = []
+
+    def stale(batch: DecodeBatch) -> DraftTree:
+        first.append(propose(batch))
+        made = first[0]
+        if fault == "size":
+            two = HostTree.from_chains([[0, 1], [0, 1]])
+            return DraftTree(batch.step, two.cu_nodes, two)
+        return dataclasses.replace(made, step=batch.step) if fault == "root" else made
+
+    producer.propose = stale  # type: ignore[method-assign]  # the planted fault
+    (output,) = engine.generate([request])
+    assert output.token_ids == expected.token_ids
+    assert engine.trace.num_stale_drafts > 0
+
+
+def test_a_grammar_that_starts_behind_a_marker() -> None:
+    free = Request("a", (0, 1), None, max_new_tokens=12)
+    text = decoded([free])["a"].token_ids
+    assert STOP not in text[:4]
+    marker = text[1:3]
+    gated = dataclasses.replace(free, grammar=GRAMMARS[0], grammar_start=marker)
+    for config in ALGORITHM_CONFIGS:
+        output = decoded([gated], **config)["a"]
+        assert output.token_ids[:3] == text[:3]
+        assert output.grammar_engaged
+        assert re.fullmatch("(ab)+c?|(ab)*a?", VOCABULARY.text(output.token_ids[3:]).decode())
+    never = dataclasses.replace(gated, grammar_start=(STOP - 1, STOP - 1, STOP - 1))
+    assert decoded([never])["a"].token_ids == text
+    assert not decoded([never])["a"].grammar_engaged
+
+
+def test_stop_strings_and_stop_ids_end_inside_an_accepted_path() -> None:
+    request = Request("a", (0, 1) * 4, GrammarSpec.regex("(ab){30}c"), max_new_tokens=80)
+    for config in ALGORITHM_CONFIGS:
+        cut = decoded([dataclasses.replace(request, stop_strings=("abababa",))], **config)["a"]
+        assert (cut.text, cut.finish_reason) == ("", "stop_string")
+        whole = decoded([request], **config)["a"]
+        by_id = decoded([dataclasses.replace(request, stop_token_ids=(whole.token_ids[5],))], **config)["a"]
+        end = whole.token_ids.index(whole.token_ids[5]) + 1
+        assert (by_id.token_ids, by_id.finish_reason) == (whole.token_ids[:end], "stop")
+
+
+def test_abort_running_and_waiting() -> None:
+    engine, target = toy_engine(max_batch_size=1)
+    for name in ("running", "waiting"):
+        engine.add(Request(name, (0,), GRAMMARS[3], max_new_tokens=50))
+    engine.step()
+    engine.abort("running")
+    engine.abort("waiting")
+    engine.abort("unknown")
+    outputs = [output for _ in range(3) for output in engine.step()]
+    assert {output.request_id: output.finish_reason for output in outputs} == {
+        "running": "abort",
+        "waiting": "abort",
+    }
+    assert target.cache == {}
+
+
+def test_an_id_in_flight_is_refused_and_may_be_used_again_later() -> None:
+    engine, _ = toy_engine()
+    for _ in range(2):
+        engine.add(Request("a", (0,), GRAMMARS[0], max_new_tokens=4))
+    outputs = list(engine.generate([]))
+    assert sorted(output.finish_reason for output in outputs)[0] == "error"
+    (again,) = engine.generate([Request("a", (0,), GRAMMARS[0], max_new_tokens=4)])
+    assert again.finish_reason != "error"
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "words"),
+    [
+        ({"algorithm": "ngram", "acceptance": "rejection"}, ConfigError, "rejection"),
+        ({"algorithm": "eagel"}, PluginError, "no algorithm is called 'eagel'"),
+        ({"backend": "outlines2"}, PluginError, "no backend is called"),
+        ({"algorithm": "ngram", "algorithm_options": {"num_draft_tokens": 0}}, ConfigError, "num_draft_tokens"),
+        ({"algorithm": "ngram", "algorithm_options": {"dept": 3}}, ConfigError, "no option 'dept'"),
+        ({"algorithm": "none", "algorithm_options": {"depth": 3}}, ConfigError, "no option 'depth'"),
+    ],
+)
+def test_invariant_10_what_cannot_work_is_refused_when_it_is_configured(
+    config: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        toy_engine(**config)
+
+
+class ShortRollback:
+    """A backend that can undo two tokens."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.facts = BackendFacts(2, True, frozenset(), frozenset())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+def test_invariant_10_a_tree_deeper_than_the_rollback_is_refused() -> None:
+    deep, shallow = (create(ALGORITHMS, "chain", num_draft_tokens=n) for n in (3, 2))
+    short: Any = ShortRollback(backend("xgrammar"))
+    Engine(ToyAdapter(), short, shallow, Config())
+    with pytest.raises(ConfigError, match=r"can undo 2 tokens, but .* drafts 3 deep"):
+        Engine(ToyAdapter(), short, deep, Config())
+
+
+@settings(max_examples=15)
+@given(request_lists, st.integers(1, 3))
+def test_invariant_13_replicas_decide_alike_whatever_their_clocks(requests: list[Request], size: int) -> None:
+    """Two engines fed the same requests, one with a clock that runs backwards: the same trees, step by step."""
+    shapes: list[list[tuple[int, list[int], list[int]]]] = []
+    tokens = []
+    for replica in range(2):
+        engine, _ = toy_engine(algorithm="ngram", max_batch_size=size)
+        seen: list[tuple[int, list[int], list[int]]] = []
+        propose = engine._parts.producer.propose
+
+        def spying(batch: DecodeBatch, propose: Any = propose, seen: Any = seen) -> DraftTree:
+            tree: DraftTree = propose(batch)
+            assert tree.host is not None
+            seen.append((tree.step, tree.cu_nodes.tolist(), tree.host.draft_tokens.tolist()))
+            return tree
+
+        engine._parts.producer.propose = spying  # type: ignore[method-assign]  # a spy
+        ticks = iter(range(10**9, 0, -1)) if replica else iter(range(10**9))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("time.perf_counter", lambda ticks=ticks: float(next(ticks)))
+            outputs = {output.request_id: output.token_ids for output in engine.generate(requests)}
+        shapes.append(seen)
+        tokens.append(outputs)
+    assert shapes[0] == shapes[1]
+    assert tokens[0] == tokens[1]
