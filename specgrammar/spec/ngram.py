@@ -119,7 +119,7 @@ class NgramProducer:
             depth = min(options.depth, view.max_draft_tokens)
             nodes.append((view.tokens[-1], -1, 1.0, _HISTORY))
             if depth > 0:
-                nodes += _merge(self._voters(history, depth), options.num_draft_tokens, options.breadth, depth)
+                nodes += _merge(self._voters(history, depth), options.num_draft_tokens, options.breadth)
             cu_nodes.append(len(nodes))
 
         cu = np.array(cu_nodes, dtype=np.int64)
@@ -158,7 +158,7 @@ class NgramProducer:
         return voters
 
 
-def _merge(voters: list[_Voter], num_nodes: int, breadth: int, depth: int) -> list[_Node]:
+def _merge(voters: list[_Voter], num_nodes: int, breadth: int) -> list[_Node]:
     """The `num_nodes` nodes that are most likely to be accepted, the likeliest first, without the root.
 
     A node's chance is the product of the scores on its path, so it is below its parent's and comes behind it.
@@ -170,11 +170,10 @@ def _merge(voters: list[_Voter], num_nodes: int, breadth: int, depth: int) -> li
     num_found = 0
     chance, number, level = 1.0, 0, 0
     while len(nodes) < num_nodes:
-        if level < depth:
-            for token, score, members in _children(voters, level, breadth):
-                node = (token, number, score, members[0][2])
-                heappush(candidates, (-chance * score, num_found, node, members, level + 1))
-                num_found += 1
+        for token, score, members in _children(voters, level, breadth):
+            node = (token, number, score, members[0][2])
+            heappush(candidates, (-chance * score, num_found, node, members, level + 1))
+            num_found += 1
         if not candidates:
             break
         negative, _, node, voters, level = heappop(candidates)

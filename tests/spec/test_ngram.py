@@ -271,6 +271,27 @@ def test_requests_in_flight_learn_from_each_other() -> None:
     assert paths(tree, 1) == [(), (8,), (8, 9)]
 
 
+@pytest.mark.parametrize("order", ["observed first", "shown first"])
+def test_what_is_written_is_learnt_once_whoever_tells_it_first(order: str) -> None:
+    """Under overlap the view that shows tokens may come before the commit that reports them."""
+    made = NgramAlgorithm().make_producer(context())
+    assert made._shared is not None
+    tokens = [1, 2]
+    made.propose(batch(view(tokens, num_prompt_tokens=2)))
+    for new in ([3, 4], [5], [6, 7, 8]):
+        tokens = tokens + new
+        if order == "observed first":
+            made.observe([commit(new)])
+            assert len(made._shared) == len(tokens) - 2
+        made.propose(batch(view(tokens, num_prompt_tokens=2)))
+        assert len(made._shared) == len(tokens) - 2
+        if order == "shown first":
+            made.observe([commit(new)])
+        assert len(made._shared) == len(tokens) - 2
+    made.observe([commit([9], finished=True)])
+    assert len(made._shared) == 7
+
+
 def test_nodes_name_whose_text_they_come_from() -> None:
     made = producer()
     made.propose(batch(view([1], "a"), view([5, 2, 5], "b")))
