@@ -17,6 +17,7 @@ from specgrammar.protocols.spec import (
     Commit,
     DecodeBatch,
     Proposal,
+    SpecAlgorithm,
     Topology,
     TreeProducer,
     supports_grammar_overlap,
@@ -30,9 +31,7 @@ from specgrammar.trees.tree import DraftTree
 from specgrammar.trees.validate import validate_tree
 from tests.spec.drafting import VOCAB_SIZE, MarkovDrafter, arrays, batch, commit, context, host, paths, view
 
-Algorithm = NoSpeculation | NgramAlgorithm | ChainAlgorithm
-
-MAKERS: dict[str, Callable[[], Algorithm]] = {
+MAKERS: dict[str, Callable[[], SpecAlgorithm]] = {
     "none": NoSpeculation,
     "ngram": NgramAlgorithm,
     "ngram, wide": lambda: NgramAlgorithm(num_draft_tokens=12, breadth=8, depth=3, capacity=10),
