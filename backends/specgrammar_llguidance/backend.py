@@ -16,7 +16,7 @@ from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
 from specgrammar.grammar.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
 from specgrammar_llguidance.facts import FACTS
-from specgrammar_llguidance.lark import HEADER, to_lark
+from specgrammar_llguidance.lark import check_lark, to_lark
 from specgrammar_llguidance.matcher import LLGuidanceMatcher
 
 
@@ -86,8 +86,11 @@ class LLGuidanceBackend:
         if spec.kind == "grammar":
             check_source(spec)
             if grammar_syntax(spec.source) != "lark":
-                raise GrammarCompileError("llguidance reads Lark; use the xgrammar backend for EBNF")
-            grammar = HEADER + spec.source
+                raise GrammarCompileError(
+                    "llguidance reads Lark (`start: ...`), and its own converter from EBNF is not faithful; "
+                    "rewrite the grammar, or use the xgrammar backend for EBNF"
+                )
+            grammar = check_lark(spec.source)
         else:
             rules, weakened = rules_of(spec, self.facts)
             grammar = to_lark(rules)

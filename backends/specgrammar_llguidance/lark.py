@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 
+from specgrammar.errors import GrammarCompileError
 from specgrammar.grammar.regex import Alt, Chars, Node, Ref, Repeat, Seq
 from specgrammar.grammar.rules import Grammar, has_ref
 
 HEADER = '%llguidance {"no_forcing": true}\n'
 """Starts every grammar. Without it a mask at a forced position holds only the canonical token of the forced
 text, although others are legal too and are accepted."""
+
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?:#|//)[^\n]*')
+_REFUSED = (
+    (re.compile(r"%llguidance"), "%llguidance (the backend sets the options)"),
+    (re.compile(r"<[^<>\s]+>"), "special tokens (`<...>`), which no grammar may ask for"),
+    (re.compile(r"(?m)^\s*[?!]*\w+\s*\["), "attributes of rules (`name[...]`), which cannot be rolled back"),
+)
+
+
+def check_lark(source: str) -> str:
+    """The grammar with the header; raises GrammarCompileError for what a matcher could not take back."""
+    bare = _QUOTED.sub(" ", source)
+    for pattern, what in _REFUSED:
+        if pattern.search(bare):
+            raise GrammarCompileError(f"llguidance: not supported here: {what}")
+    return HEADER + source
 
 
 def to_lark(grammar: Grammar) -> str:

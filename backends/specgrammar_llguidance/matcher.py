@@ -106,7 +106,7 @@ class LLGuidanceMatcher:
         if not self._native.is_error():
             return self._guard.restricts(bitmask, row)
         bitmask[row] = 0
-        if self._native.stop_reason() in ("NoExtension", "NoExtensionBias"):
+        if one_line(self._native.get_error()).startswith("NoExtension"):
             self._replay()
             raise dead_end()
         self._raise_if_poisoned()

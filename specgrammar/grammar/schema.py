@@ -36,7 +36,7 @@ from specgrammar.grammar.schema_merge import merge, types_of
 from specgrammar.grammar.schema_numbers import number_node
 from specgrammar.grammar.schema_strings import string_node
 from specgrammar.grammar.schema_values import admits, disjoint
-from specgrammar.grammar.source import load_json
+from specgrammar.grammar.source import MAX_RULES, load_json
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Whitespace
 
 MAX_SUBSCHEMAS = 20_000
@@ -66,6 +66,10 @@ def compile_schema(spec: GrammarSpec, facts: BackendFacts) -> tuple[Grammar, tup
         )
     if grammar is None:
         raise GrammarCompileError("json_schema: nothing satisfies this schema")
+    if len(grammar.rules) > MAX_RULES:
+        raise GrammarCompileError(
+            f"json_schema: {len(grammar.rules)} rules; at most {MAX_RULES}, so make the schema smaller"
+        )
     return grammar, weakened
 
 

@@ -10,6 +10,8 @@ from specgrammar.errors import GrammarCompileError
 from specgrammar.protocols.grammar import GrammarKind, GrammarSpec
 
 MAX_SOURCE_BYTES = 1 << 20
+MAX_RULES = 2_000
+"""Most rules of a grammar: a chain of 5,000 overflows the stack of a native compiler."""
 MAX_NESTING = 64
 """Deepest nesting of brackets in any source: native parsers recurse, and a stack overflow ends the process."""
 
@@ -40,7 +42,7 @@ def check_source(spec: GrammarSpec) -> None:
 
 
 def grammar_syntax(source: str) -> str:
-    """`ebnf` (`root ::= ...`) or `lark`; raises GrammarCompileError for brackets nested too deep."""
+    """`ebnf` (`root ::= ...`) or `lark`; raises GrammarCompileError beyond MAX_NESTING or MAX_RULES."""
     depth = deepest = 0
     for char in source:
         if char in "([{":
@@ -50,6 +52,9 @@ def grammar_syntax(source: str) -> str:
             depth -= 1
     if deepest > MAX_NESTING:
         raise GrammarCompileError(f"grammar: brackets are nested {deepest} deep; at most {MAX_NESTING}")
+    num_rules = max(source.count("::="), len(re.findall(r"(?m)^\s*[?!]*\w+[^\n:]*:", source)))
+    if num_rules > MAX_RULES:
+        raise GrammarCompileError(f"grammar: {num_rules} rules; at most {MAX_RULES}")
     return "ebnf" if re.search(r"(?m)^\s*[\w-]+\s*::=", source) else "lark"
 
 

@@ -58,7 +58,9 @@ class ReferenceBackend:
     def compile(self, spec: GrammarSpec) -> ReferenceCompiled:
         """See `GrammarBackend.compile`."""
         if spec.kind == "grammar":
-            raise GrammarCompileError("the reference backend reads no grammar texts; use a schema, regex or choice")
+            raise GrammarCompileError(
+                "the reference backend reads no grammar texts; use a schema, regex or choice"
+            )
         rules, weakened = rules_of(spec, self.facts)
         return ReferenceCompiled(spec, weakened, rules)
 
@@ -109,7 +111,9 @@ class ReferenceMatcher:
         """See `GrammarMatcher.fill_bitmask`."""
         size, num_words = self._vocabulary.vocab_size, self._vocabulary.num_words
         if bitmask.dtype != np.int32 or bitmask.ndim != 2 or bitmask.shape[1] != num_words:
-            raise MatcherError(f"the bitmask is {bitmask.dtype}{list(bitmask.shape)}; int32[rows, {num_words}] expected")
+            raise MatcherError(
+                f"the bitmask is {bitmask.dtype}{list(bitmask.shape)}; int32[rows, {num_words}] expected"
+            )
         if not bitmask.flags.c_contiguous or not bitmask.flags.writeable:
             raise MatcherError("the bitmask has to be C-contiguous and writeable")
         if not 0 <= row < len(bitmask):
@@ -186,7 +190,9 @@ def _unfold(node: Node | ByteRange, rest: Stack, rules: Grammar) -> list[Stack]:
             return [(item, rest) for item in items]
         case Repeat(item, least, most):
             fewer: Node = Repeat(item, max(0, least - 1), None if most is None else most - 1)
-            again: list[Stack] = [] if most == 0 else [(item, rest if fewer == Repeat(item, 0, 0) else (fewer, rest))]
+            again: list[Stack] = (
+                [] if most == 0 else [(item, rest if fewer == Repeat(item, 0, 0) else (fewer, rest))]
+            )
             return again if least else [rest, *again]
     raise TypeError(f"no part of a grammar: {node!r}")
 

@@ -1,0 +1,50 @@
+"""Compilation with a time limit, and with every failure as one clear error."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from specgrammar.errors import ConfigError, GrammarCompileError
+from specgrammar.grammar.native import one_line
+from specgrammar.grammar.source import check_source
+from specgrammar.protocols.grammar import CompiledGrammar, GrammarBackend, GrammarSpec
+
+
+def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: float = 30.0) -> CompiledGrammar:
+    """Compile a grammar in a thread of its own.
+
+    A native compiler cannot be interrupted: after the limit it goes on in its daemon thread until it is
+    done, and its result is dropped.
+
+    Args:
+        backend: compiles.
+        spec: the grammar; checked against the limits on size before the backend sees it.
+        timeout_s: seconds to wait, more than 0.
+
+    Raises:
+        GrammarCompileError: the grammar is broken, too large or too slow, or the backend failed.
+    """
+    if not timeout_s > 0:
+        raise ConfigError(f"compile: timeout_s = {timeout_s!r}; expected > 0")
+    check_source(spec)
+    results: queue.SimpleQueue[CompiledGrammar | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put(backend.compile(spec))
+        except BaseException as error:  # whatever a backend raises is handed to the caller
+            results.put(error)
+
+    threading.Thread(target=work, name="specgrammar-compile", daemon=True).start()
+    try:
+        result = results.get(timeout=timeout_s)
+    except queue.Empty:
+        raise GrammarCompileError(
+            f"{spec.kind}: not compiled within {timeout_s:g} s; make it smaller, or raise the time limit"
+        ) from None
+    if isinstance(result, GrammarCompileError):
+        raise result
+    if isinstance(result, BaseException):
+        raise GrammarCompileError(f"{spec.kind}: the backend failed: {one_line(result)}") from result
+    return result
