@@ -13,14 +13,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specgrammar.config import Config
-from specgrammar.errors import ConfigError, InvalidTokenError, RequestError, SpecGrammarError
+from specgrammar.errors import ConfigError, InvalidTokenError, MatcherError, RequestError, SpecGrammarError
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.compile import compile_grammar
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import staging_for
 from specgrammar.grammar.stops import StopRules
-from specgrammar.protocols.grammar import CompiledGrammar, GrammarBackend, SupportsBatchFill, Vocabulary
+from specgrammar.protocols.grammar import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarMatcher,
+    SupportsBatchFill,
+    Vocabulary,
+)
 from specgrammar.protocols.spec import (
     CausalDrafter,
     Commit,
@@ -93,6 +99,7 @@ class Engine:
         self._vocabulary = adapter.vocabulary
         self._waiting: deque[Request] = deque()
         self._running: dict[str, Running] = {}
+        self._never_ran: list[RequestOutput] = []
         self._step = 0
         context = ProducerContext(
             adapter.vocabulary, config.max_batch_size, adapter.load_drafter, adapter.target
@@ -126,17 +133,21 @@ class Engine:
         running = self._running.get(request_id)
         if running is not None:
             running.entry.session.abort()
-        self._waiting = deque(r for r in self._waiting if r.request_id != request_id)
+        for request in [request for request in self._waiting if request.request_id == request_id]:
+            self._waiting.remove(request)
+            self._never_ran.append(RequestOutput(request_id, "", (), "abort"))
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._never_ran)
 
     def step(self) -> list[RequestOutput]:
         """Let requests join, decode once, and return those that are finished."""
         outputs = self._settle()
-        outputs += self._admit()
+        self._admit()
+        outputs += self._never_ran
+        self._never_ran = []
         if self._running:
             batch = self._batch()
             logprobs = any(running.request.logprobs for running in self._running.values())
@@ -154,23 +165,21 @@ class Engine:
 
     # -- joining -----------------------------------------------------------------------------------------
 
-    def _admit(self) -> list[RequestOutput]:
+    def _admit(self) -> None:
         """Start waiting requests while there is room; those that cannot start are over."""
-        refused = []
         while self._waiting and len(self._running) < self.config.max_batch_size:
             request = self._waiting.popleft()
             try:
                 self._running[request.request_id] = self._start(request)
             except SpecGrammarError as error:
-                refused.append(RequestOutput(request.request_id, "", (), "error", str(error)))
-        return refused
+                self._never_ran.append(RequestOutput(request.request_id, "", (), "error", str(error)))
 
     def _start(self, request: Request) -> Running:
         self._check_prompt(request)
         compiled = self._compile(request)
         session = GrammarSession(
             self._vocabulary,
-            None if compiled is None else self._backend.matcher(compiled),
+            None if compiled is None else self._matcher(compiled),
             gate=Gate(request.grammar_start) if request.grammar_start else None,
             stops=StopRules(
                 frozenset((*self._vocabulary.stop_ids, *request.stop_token_ids)),
@@ -191,6 +200,14 @@ class Engine:
                 self._backend, request.grammar, timeout_s=self.config.compile_timeout_s
             )
         return compiled
+
+    def _matcher(self, compiled: CompiledGrammar) -> GrammarMatcher:
+        try:
+            return self._backend.matcher(compiled)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise MatcherError(f"the grammar backend raised {type(error).__name__}: {error}") from error
 
     def _check_prompt(self, request: Request) -> None:
         if request.request_id in self._running:
