@@ -231,10 +231,13 @@ class Engine:
     def _settle(self) -> list[RequestOutput]:
         """Resolve histories, tell the producer, and let finished requests leave."""
         with self.trace.span("settle"):
-            commits: list[Commit] = self._parts.ledger.resolve()
+            commits = self._parts.ledger.resolve()
+            over = [running for running in self._running.values() if running.entry.session.finish is not None]
+            reported = {commit.request_id for commit in commits if commit.finished}
+            aborted = [r.request.request_id for r in over if r.request.request_id not in reported]
+            commits += [Commit(request_id, (), 0, 0, finished=True) for request_id in aborted]
             if commits:
                 self._parts.producer.observe(commits)
-            over = [running for running in self._running.values() if running.entry.session.finish is not None]
             if over:  # an end that the grammar does not share is an error: let it move before the output leaves
                 self._parts.ledger.advance_pending()
             return [self._leave(running) for running in over]

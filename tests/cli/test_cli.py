@@ -1,0 +1,300 @@
+"""The command line as a user meets it, on a tiny local model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specgrammar.cli.main import main
+from tests.cli.tiny_model import write_tiny_model
+
+SCHEMA = '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}'
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a call printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines that say that something is wrong."""
+        return [line for line in self.stderr.splitlines() if line.startswith("specgrammar: error:")]
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def run(model: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process: a new one would spend most of its time importing torch."""
+
+    def call(*arguments: str, expect: int | None = None) -> Done:
+        argv = list(arguments)
+        if argv[0] == "generate" and "--help" not in argv:
+            argv += ["--model", str(model), "--dtype", "float32"]
+        capsys.readouterr()
+        try:
+            status = main(argv)
+        except SystemExit as exit_:  # argparse
+            status = int(str(exit_.code))
+        done = Done(status, *capsys.readouterr())
+        assert "Traceback" not in done.stderr, done.stderr
+        assert expect is None or status == expect, done
+        return done
+
+    return call
+
+
+def lines_of(done: Done) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    *outputs, last = [json.loads(line) for line in done.stdout.splitlines()]
+    return outputs, last["summary"]
+
+
+def test_json_output_has_the_promised_keys(run: Run) -> None:
+    done = run(
+        "generate",
+        "--prompt",
+        "hi",
+        "--json-schema",
+        SCHEMA,
+        "--algorithm",
+        "ngram",
+        "--output",
+        "json",
+        expect=0,
+    )
+    (output,), summary = lines_of(done)
+    assert list(output) == [
+        *("id", "text", "token_ids", "finish_reason", "error"),
+        *("num_tokens", "num_verify_steps", "mean_accept_length"),
+    ]
+    assert json.loads(output["text"]) in ({"ok": True}, {"ok": False})
+    assert (output["finish_reason"], output["error"]) == ("stop", None)
+    assert output["num_tokens"] == len(output["token_ids"])
+    assert output["mean_accept_length"] == pytest.approx(
+        output["num_tokens"] / output["num_verify_steps"], abs=1e-3
+    )
+    assert summary["num_tokens"] == output["num_tokens"]
+    drafts = [summary[f"num_{kind}"] for kind in ("accepted", "rejected_by_grammar", "rejected_by_target")]
+    assert sum(drafts) == summary["num_draft_tokens"]
+    assert {"propose", "build", "forward", "accept"} <= set(summary["seconds_by_stage"])
+    assert "mean accept length" in done.stderr
+
+
+def test_a_file_of_prompts_comes_out_in_its_order_and_failures_stay_alone(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    entries: list[dict[str, Any]] = [
+        {"id": "long", "prompt": "a", "regex": "[0-9]{40}"},
+        {"id": "broken", "prompt": "a", "schema": {"type": "nothing"}},
+        {"id": 3, "prompt": "b", "choice": ["yes", "no"]},
+        {"id": "free", "prompt": "c"},
+        {"id": "ebnf", "prompt": "c", "grammar": 'root ::= "x" | "y"'},
+    ]
+    file.write_text("\n".join(json.dumps(entry) for entry in entries) + "\n\n")
+    done = run("generate", "--prompts", str(file), "--output", "json", "--max-new-tokens", "60", expect=1)
+    outputs, summary = lines_of(done)
+    assert [output["id"] for output in outputs] == ["long", "broken", "3", "free", "ebnf"]
+    by_id = {output["id"]: output for output in outputs}
+    assert re.fullmatch("[0-9]{40}", by_id["long"]["text"])
+    assert by_id["3"]["text"] in ("yes", "no")
+    assert by_id["ebnf"]["text"] in ("x", "y")
+    assert by_id["broken"]["finish_reason"] == "error"
+    assert "nothing" in by_id["broken"]["error"]
+    assert summary["num_errors"] == 1
+    assert "request 'broken'" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+def test_backends_and_algorithms_swap_by_a_flag_or_a_file(run: Run, tmp_path: Path, backend: str) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'backend = "{backend}"\nalgorithm = "ngram"\n[algorithm_options]\nnum_draft_tokens = 3\n'
+    )
+    texts = set()
+    for flags in (
+        ["--config", str(config)],
+        ["--backend", backend],
+        ["--backend", backend, "--algorithm", "chain"],
+    ):
+        done = run("generate", "--prompt", "hi", "--regex", "(ab){6}c?", "--output", "json", *flags, expect=0)
+        (output,), summary = lines_of(done)
+        assert summary["backend"] == backend
+        texts.add(output["text"])
+    assert len(texts) == 1
+
+
+def test_text_output_is_the_text_alone(run: Run) -> None:
+    done = run("generate", "--prompt", "hi", "--choice", "left", "right", expect=0)
+    assert done.stdout in ("left\n", "right\n")
+
+
+def test_same_seed_same_tokens_whatever_the_algorithm(run: Run) -> None:
+    flags = ["--prompt", "hi", "--regex", "[ab]{30}", "--temperature", "1", "--seed", "5", "--output", "json"]
+    seen = {
+        run("generate", *flags, "--algorithm", name, expect=0).stdout.split('"num_tokens"')[0]
+        for name in ("none", "ngram", "chain")
+    }
+    assert len(seen) == 1
+    other = run("generate", *flags[:-4], "--seed", "6", "--output", "json", expect=0)
+    assert other.stdout.split('"num_tokens"')[0] not in seen
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--json-schema", '{"type": "object"'], "not valid JSON"),
+        (["--json-schema", '{"type": "string", "frobnicate": 3}'], "frobnicate"),
+        (["--json-schema", '{"type": "integer", "minimum": 3, "maximum": 2}'], ""),
+        (["--json-schema", "[" * 10_000 + "]" * 10_000], "nested too deep"),
+        (["--json-schema", '{"not":' * 10_000 + "{}" + "}" * 10_000], "nested too deep"),
+        (["--json-schema", "missing-file.json"], "not valid JSON"),
+        (["--regex", "("], ""),
+        (["--regex", "(" * 10_000 + "a" + ")" * 10_000], "deep"),
+        (["--grammar", "root ::= root"], ""),
+        (["--grammar", "nonsense"], ""),
+    ],
+    ids=lambda value: value[1][:24] if isinstance(value, list) else "",
+)
+def test_hostile_grammars_end_with_one_clear_message(
+    run: Run, backend: str, flags: list[str], words: str
+) -> None:
+    done = run("generate", "--prompt", "hi", "--backend", backend, "--max-new-tokens", "8", *flags)
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert len(done.errors) == 1, done.stderr
+    assert words in done.errors[0]
+    assert len(done.errors[0]) < 600
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prompt", ""], "prompt is empty"),
+        (["--prompt", "   "], "prompt is empty"),
+        (["--prompts", "missing.jsonl"], "cannot be read"),
+        (["--prompt", "a", "--algorithm", "eagel"], "found: chain, ngram, none"),
+        (["--prompt", "a", "--backend", "outlines2"], "found: llguidance, xgrammar"),
+        (
+            ["--prompt", "a", "--algorithm", "ngram", "--algorithm-option", "num_draft_tokens=0"],
+            "num_draft_tokens",
+        ),
+        (["--prompt", "a", "--algorithm-option", "depth"], "expected KEY=VALUE"),
+        (["--prompt", "a", "--algorithm", "ngram", "--acceptance", "rejection"], "rejection"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--prompt", "a", "--top-p", "0"], "top_p"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "expected at least 1"),
+        (["--prompt", "a", "--batch-size", "0"], "max_batch_size = 0"),
+        (["--prompt", "a", "--stop", ""], "empty string"),
+        (["--prompt", "a", "--config", "missing.toml"], "cannot be read"),
+        (["--prompt", "a", "--device", "quantum"], "quantum"),
+        (["--prompt", "x" * 40_000], "shorten the prompt"),
+    ],
+)
+def test_a_wrong_call_ends_with_one_clear_message(run: Run, flags: list[str], words: str) -> None:
+    done = run("generate", *flags)
+    assert done.returncode in (1, 2)
+    assert len(done.errors) == 1, done.stderr
+    assert words in done.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("[1]", "expected an object"),
+        ("{", "not a JSON object"),
+        ('{"id": "a"}', "'prompt'"),
+        ('{"prompt": "a"}', "'id'"),
+        ('{"id": "a", "prompt": "a", "regex": "a", "choice": ["a"]}', "regex and choice"),
+        ('{"id": "a", "prompt": "a", "choice": "a"}', "list of strings"),
+        ('{"id": "a", "prompt": "a", "regex": 3}', "regex is a string"),
+        ('{"id": "a", "prompt": "a", "temprature": 1}', "unknown key 'temprature'"),
+        ('{"id": "a", "prompt": "a", "logit_bias": {}}', "logit_bias is not supported"),
+        ('{"id": "b", "prompt": "a"}', "'b' was used before"),
+        ("[" * 100_000, "not a JSON object"),
+    ],
+)
+def test_a_broken_line_is_named_by_file_and_number(run: Run, tmp_path: Path, line: str, words: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"id": "b", "prompt": "a"}\n' + line + "\n")
+    done = run("generate", "--prompts", str(file), expect=2)
+    (error,) = done.errors
+    assert f"{file}:2: " in error
+    assert words in error
+
+
+def test_plugins_lists_what_each_can_do(run: Run) -> None:
+    rows = [json.loads(line) for line in run("plugins", "--output", "json", expect=0).stdout.splitlines()]
+    by_name = {(row["kind"], row["name"]): row for row in rows}
+    assert by_name["backend", "llguidance"]["state"] == "available"
+    assert "lark" in by_name["backend", "llguidance"]["abilities"]
+    assert "lark" not in by_name["backend", "xgrammar"]["abilities"]
+    assert "tree of up to 8 nodes" in by_name["algorithm", "ngram"]["abilities"]
+    assert "num_draft_tokens" in by_name["algorithm", "ngram"]["abilities"]
+    assert all(row["distribution"].startswith("specgrammar ") for row in rows)
+    table = run("plugins", expect=0).stdout
+    assert "xgrammar" in table
+    assert "abilities" in table
+
+
+def test_help_names_every_flag(run: Run) -> None:
+    text = run("generate", "--help", expect=0).stdout
+    for flag in (
+        "--prompts",
+        "--json-schema",
+        "--choice",
+        "--algorithm",
+        "--backend",
+        "--min-p",
+        "--seed",
+        "--dtype",
+    ):
+        assert flag in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused(run: Run) -> None:
+    done = run("generate", "--prompt", "a", "--device", "cuda")
+    assert done.returncode == 2
+    assert "cuda" in done.stderr.splitlines()[-1]
+
+
+def test_in_a_process_of_its_own(model: Path) -> None:
+    """Exit status and streams, with a reader that leaves early."""
+    command = [sys.executable, "-m", "specgrammar", "generate", "--model", str(model), "--output", "json"]
+    good = subprocess.run(
+        [*command, "--prompt", "a", "--choice", "x"], capture_output=True, text=True, check=False
+    )
+    assert (good.returncode, json.loads(good.stdout.splitlines()[0])["text"]) == (0, "x")
+    bad = subprocess.run(
+        [*command, "--prompt", "a", "--regex", "("], capture_output=True, text=True, check=False
+    )
+    assert bad.returncode == 1
+    assert "Traceback" not in bad.stderr
+    left = subprocess.Popen(
+        [*command, "--prompt", "a"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert left.stdout is not None
+    left.stdout.close()
+    assert "Traceback" not in (left.stderr.read() if left.stderr else "")
+    assert left.wait() == 0
+    if left.stderr:
+        left.stderr.close()
