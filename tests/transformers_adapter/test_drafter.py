@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from specgrammar.errors import ModelError
 from specgrammar.protocols.spec import DecodeBatch
-from specgrammar.spec.sampler import truncate_probs
+from specgrammar.spec.sampler import sample_tokens, truncate_probs
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar_transformers import TransformersDrafter
 from tests.transformers_adapter.tiny import (
@@ -127,6 +127,16 @@ def test_the_same_seed_draws_the_same_tokens_in_any_batch() -> None:
     others = (view("b", [1], SamplingParams(1.0, seed=3)), view("a", [5, 6], params))
     together, _ = TransformersDrafter(model, VOCAB, 2).draft(DecodeBatch(9, others), 4, sampled=True)
     assert together[1].tolist() == alone[0].tolist()
+
+
+def test_the_noise_is_not_the_targets() -> None:
+    """With the target's noise an equal model would draw the target's very tokens; rejection would be biased."""
+    model = tiny_model()
+    views = tuple(view(f"{seed}", [5, 6], SamplingParams(2.0, seed=seed)) for seed in range(64))
+    drafts, _ = TransformersDrafter(model, VOCAB, 64).draft(DecodeBatch(0, views), 1, sampled=True)
+    logits = plain_logits(model, [5, 6]).expand(64, VOCAB)
+    targets = sample_tokens(logits, [request.sampling for request in views], np.full(64, 2))
+    assert np.count_nonzero(drafts[:, 0] == targets.numpy()) < 32
 
 
 def test_columns_above_the_vocabulary_are_never_drafted() -> None:

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Config
 
 from specgrammar.errors import ModelError
-from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
+from specgrammar.protocols.target import TargetModel
 from specgrammar_transformers import TransformersAdapter, chat_prompt, load_model
 from tests.transformers_adapter.tiny import VOCAB, plain_logits, tiny_model, view
 
@@ -63,11 +64,13 @@ def test_the_chat_template_is_used_where_there_is_one() -> None:
 def test_the_adapter_puts_the_parts_together(folder: Path) -> None:
     adapter = TransformersAdapter.load(str(folder), device="cpu", max_batch_size=2)
     assert adapter.vocabulary.stop_ids == (1,)
+    target: TargetModel = adapter.target
+    target.remove("nobody")
     assert adapter.target.vocab_size == VOCAB
     assert adapter.vocabulary.vocab_size == len(adapter.tokenizer)
     prompt = adapter.encode_prompt("hello")
     assert adapter.decode([*prompt, 63, -1]) == "user: hello>"
-    drafter = adapter.load_drafter(str(folder))
+    drafter: CausalDrafter = adapter.load_drafter(str(folder))
     assert drafter.vocab_size == adapter.vocabulary.vocab_size
     drafts, _ = drafter.draft(DecodeBatch(0, (view("a", prompt),)), 1, sampled=False)
     assert drafts[0, 0] == plain_logits(tiny_model(), prompt)[: drafter.vocab_size].argmax()
