@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from specgrammar.errors import ConfigError
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.spec.accept import accept
 from specgrammar.spec.sampling import SamplingParams
-from specgrammar.trees.tree import SampledProposals
+from specgrammar.trees.tree import HostTree, SampledProposals
 from tests.spec.build import VOCAB, as_lists, forest, live, status_of, views, wants
 
 INF, NAN = math.inf, math.nan
@@ -86,6 +87,39 @@ def test_rejection_does_not_depend_on_the_batch() -> None:
         assert length == paths.accept_length[i]
         assert one.bonus_token[0] == paths.bonus_token[i]
         assert one.accept_index[0, : length + 1].tolist() == paths.accept_index[i, : length + 1].tolist()
+
+
+def test_each_candidate_has_a_random_number_of_its_own() -> None:
+    """p = (.3, .36, .34), q = (.6, .3, .1), three candidates: the second one is often a close call as well.
+
+    One number for all candidates would lower token 1 by 0.03 (w = 0.07); 20,000 requests at a level of 1e-6
+    notice that with a power above 0.999.
+    """
+    num, p, q = 20_000, np.array([0.3, 0.36, 0.34]), np.array([0.6, 0.3, 0.1])
+    children = np.random.default_rng(0).choice(3, (num, 3), p=q)
+    tokens = np.concatenate((np.full((num, 1), 9), children), axis=1)
+    parents = np.tile([-1, 0, 0, 0], num)
+    tree = HostTree.from_parents(np.arange(num + 1) * 4, tokens.reshape(-1), parents)
+    sampled = SampledProposals(parents.copy(), torch.from_numpy(q).float()[None])
+    logits = torch.from_numpy(np.log(p)).float().expand(4 * num, -1)
+    requests = [view for seed in range(num) for view in views(SamplingParams(temperature=1.0, seed=seed))]
+    paths = accept(tree, logits, live(tree), requests, method="rejection", sampled=sampled)
+    first = paths.accept_index[:, 1]
+    token = np.where(first < 0, paths.bonus_token, tokens[np.arange(num), first])
+    assert stats.chisquare(np.bincount(token), num * p).pvalue > 1e-6
+    assert stats.ncx2.sf(stats.chi2.isf(1e-6, 2), 2, num * 0.07**2) > 0.999
+
+
+def test_a_candidate_that_q_excludes_is_not_accepted() -> None:
+    """Whoever states such a q did not draw from it; a greedy request does not ask for q."""
+    tree = forest(([9, 4], [-1, 0]))
+    q = torch.zeros(1, VOCAB)
+    q[0, 5] = 1.0
+    sampled = SampledProposals(np.array([-1, 0]), q)
+    paths = accept(tree, wants(4, 7), live(tree), views(SAMPLING), method="rejection", sampled=sampled)
+    assert as_lists(paths) == ([[0]], [0], [4])
+    paths = accept(tree, wants(4, 7), live(tree), views(GREEDY), method="rejection", sampled=sampled)
+    assert as_lists(paths) == ([[0, 1]], [1], [7])
 
 
 def test_chosen_children_below_sampled_ones_are_target_only() -> None:
