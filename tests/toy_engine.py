@@ -47,6 +47,7 @@ class ToyTarget:
 
     cache: dict[str, list[int]] = field(default_factory=dict)
     num_forwards: int = 0
+    max_length: int | None = None
     _tree: DraftTree | None = None
 
     def add(self, request_id: str, tokens: Sequence[int]) -> None:
@@ -64,7 +65,9 @@ class ToyTarget:
             cached = self.cache[request.request_id]
             assert [*cached, request.tokens[-1]] == list(request.tokens), "the cache is not the history"
             for node in range(bounds[b + 1] - bounds[b]):
-                rows.append(toy_logits([*request.tokens, *path_to(tree.host, bounds[b], node)]))
+                path = path_to(tree.host, bounds[b], node)
+                assert self.max_length is None or len(request.tokens) + len(path) <= self.max_length
+                rows.append(toy_logits([*request.tokens, *path]))
         return Ready(torch.stack(rows))
 
     def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
@@ -94,7 +97,7 @@ class ToyAdapter:
         raise AssertionError(name)
 
 
-def toy_engine(**config: Any) -> tuple[Engine, ToyTarget]:
+def toy_engine(max_length: int | None = None, **config: Any) -> tuple[Engine, ToyTarget]:
     """An engine over the toy target, and the target."""
-    adapter = ToyAdapter()
+    adapter = ToyAdapter(ToyTarget(max_length=max_length))
     return Engine.build(Config(**config), adapter), adapter.target

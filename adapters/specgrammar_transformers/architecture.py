@@ -49,7 +49,7 @@ def plane_shapes(model: PreTrainedModel) -> list[tuple[PlaneShape, PlaneShape]]:
 
 def output_head(model: PreTrainedModel) -> torch.nn.Module | None:
     """The module that turns hidden states into logits, where the model names one."""
-    head: torch.nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # not annotated
+    head: torch.nn.Module | None = model.get_output_embeddings()
     return head
 
 

@@ -138,7 +138,7 @@ def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
         if kind == TokenType.CONTROL
     ]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # not annotated in transformers
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=tokens[fields["tokenizer.ggml.bos_token_id"]],
         eos_token=tokens[fields["tokenizer.ggml.eos_token_id"]],

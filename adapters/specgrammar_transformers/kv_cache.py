@@ -30,7 +30,7 @@ class PlaneShape:
     device: torch.device
 
 
-class _WindowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' hooks are not annotated
+class _WindowLayer(CacheLayerMixin):
     """One layer as attention sees it: it writes the new slots and reads all up to them."""
 
     is_sliding = False

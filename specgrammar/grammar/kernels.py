@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-import triton
-import triton.language as tl
+
+from specgrammar.trees.jit import HAS_TRITON, jit, require_triton
+
+if TYPE_CHECKING or HAS_TRITON:
+    import triton
+    import triton.language as tl
 
 _BLOCK = 4096
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
+@jit
 def _apply_rows_kernel(
     logits: tl.tensor,  # float [nodes, columns]
     logits_stride: int,
@@ -39,7 +45,9 @@ def apply_rows(logits: torch.Tensor, bitmask: torch.Tensor, owners: torch.Tensor
 
     Raises:
         ValueError: a shape, dtype, stride or device that the kernel would read wrongly.
+        ConfigError: triton is not installed.
     """
+    require_triton("applying a mask on the device")
     rows, num_words = bitmask.shape
     if logits.dim() != 2 or logits.stride(1) != 1 or not logits.dtype.is_floating_point:
         raise ValueError(f"logits: float [nodes, columns] with contiguous rows expected, not {_about(logits)}")

@@ -246,8 +246,8 @@ class GrammarBackend(Protocol):
         """
         ...
 
-    def matcher(self, compiled: CompiledGrammar) -> GrammarMatcher:
-        """A matcher at the start of the grammar. `compiled` comes from this backend."""
+    def matcher(self, compiled: Any) -> GrammarMatcher:
+        """A matcher at the start of the grammar; `compiled` is what `compile` of this backend returned."""
         ...
 
 

@@ -20,12 +20,12 @@ class AcceptedPaths:
     """Which path of each request's tree the target agrees with, plus one bonus token.
 
     Attributes:
-        accept_index: int64 `[bs, max_depth + 1]`, node numbers local to the request from the root down
-            (column 0 is the root, node 0), filled with -1.
+        accept_index: int64 `[bs, longest accepted path + 1]`, node numbers local to the request from the root
+            down (column 0 is the root, node 0), filled with -1.
         accept_length: int64 `[bs]`, accepted draft tokens, root and bonus token not counted.
         bonus_token: int64 `[bs]`, the target's own token behind the accepted path; -1 where the path ended
             (a stop token was accepted) or the request failed, so that nothing follows.
-        logprobs: float32 `[bs, max_depth + 1]`, natural log-probability of each committed token (accepted
+        logprobs: float32, as wide as `accept_index`, natural log-probability of each committed token (accepted
             drafts, then the bonus token) under the masked target distribution before temperature and
             truncation; NaN where unused. None unless asked for.
     """
@@ -50,6 +50,11 @@ class PendingLogits(Protocol):
 
 class TargetModel(Protocol):
     """A causal language model with a cache per request (KV, or recurrent state)."""
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens that one request may have in the cache, prompt and output; None for no limit."""
+        ...
 
     def add(self, request_id: str, tokens: Sequence[int]) -> None:
         """Start a request: run the prompt but for its last token, which is the first tree's root.

@@ -184,13 +184,19 @@ class Engine:
             stops=StopRules(
                 frozenset((*self._vocabulary.stop_ids, *request.stop_token_ids)),
                 request.stop_strings,
-                request.max_new_tokens,
+                self._max_new_tokens(request),
             ),
         )
         with self.trace.span("prefill"):
             self._parts.target.add(request.request_id, request.prompt_tokens)
         entry = self._parts.ledger.join(request.request_id, request.prompt_tokens, session, self._step)
         return Running(request, entry, () if compiled is None else compiled.weakened)
+
+    def _max_new_tokens(self, request: Request) -> int:
+        """What fits behind the prompt: the last token is never cached. `target.add` refuses longer prompts."""
+        limit = self._parts.target.max_length
+        num_free = request.max_new_tokens if limit is None else limit - len(request.prompt_tokens) + 1
+        return max(1, min(request.max_new_tokens, num_free))
 
     def _compile(self, request: Request) -> CompiledGrammar | None:
         if request.grammar is None:
@@ -264,7 +270,9 @@ class Engine:
 
 def _view(running: Running) -> RequestView:
     request, entry = running.request, running.entry
-    num_left = request.max_new_tokens - len(entry.session.output)
+    limit = entry.session.stops.max_new_tokens
+    assert limit is not None
+    num_left = limit - len(entry.session.output)
     return RequestView(
         request.request_id, entry.tokens, entry.num_prompt_tokens, max(0, num_left - 1), request.sampling
     )

@@ -19,7 +19,7 @@ class Request:
         prompt_tokens: at least one id; the last one is the root of the first tree.
         grammar: the constraint; None for free text.
         sampling: how the target samples.
-        max_new_tokens: most tokens to generate, at least 1.
+        max_new_tokens: most tokens to generate, at least 1; fewer where the model's context ends before.
         stop_strings: the text ends before the first occurrence of any.
         stop_token_ids: ids that end the output, beside the vocabulary's own stop ids.
         grammar_start: the grammar begins behind this marker of token ids (the end of a reasoning block);

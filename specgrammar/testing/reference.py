@@ -22,7 +22,9 @@ from specgrammar.grammar.schema_keywords import UNENFORCED
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
 
 ByteRange: TypeAlias = tuple[int, int]
-Stack: TypeAlias = tuple["Node | ByteRange", "Stack"] | None
+Item: TypeAlias = int | ByteRange
+"""A node, as its number in a `_Walker`, or a range of bytes."""
+Stack: TypeAlias = tuple[Item, "Stack"] | None
 """What has to come, first thing on top; None when nothing more has to come."""
 State: TypeAlias = frozenset[Stack]
 
@@ -33,7 +35,7 @@ class ReferenceCompiled:
 
     spec: GrammarSpec
     weakened: tuple[str, ...]
-    rules: Grammar
+    walker: _Walker
 
 
 class ReferenceBackend:
@@ -58,24 +60,22 @@ class ReferenceBackend:
     def compile(self, spec: GrammarSpec) -> ReferenceCompiled:
         """See `GrammarBackend.compile`."""
         if spec.kind == "grammar":
-            raise GrammarCompileError(
-                "the reference backend reads no grammar texts; use a schema, regex or choice"
-            )
+            raise GrammarCompileError("the reference backend reads no grammar texts; use another kind")
         rules, weakened = rules_of(spec, self.facts)
-        return ReferenceCompiled(spec, weakened, rules)
+        return ReferenceCompiled(spec, weakened, _Walker(rules))
 
     def matcher(self, compiled: ReferenceCompiled) -> ReferenceMatcher:
         """See `GrammarBackend.matcher`."""
-        return ReferenceMatcher(compiled.rules, self._vocabulary)
+        return ReferenceMatcher(compiled.walker, self._vocabulary)
 
 
 class ReferenceMatcher:
     """A `GrammarMatcher` over immutable states."""
 
-    def __init__(self, rules: Grammar, vocabulary: Vocabulary) -> None:
-        self._rules = rules
+    def __init__(self, walker: _Walker, vocabulary: Vocabulary) -> None:
+        self._walker = walker
         self._vocabulary = vocabulary
-        self._history: list[State] = [_closure(frozenset([(Ref(rules.start), None)]), rules)]
+        self._history: list[State] = [walker.start]
         self._finished = False
 
     @property
@@ -127,7 +127,7 @@ class ReferenceMatcher:
 
     def fork(self) -> ReferenceMatcher:
         """See `GrammarMatcher.fork`."""
-        copy = ReferenceMatcher(self._rules, self._vocabulary)
+        copy = ReferenceMatcher(self._walker, self._vocabulary)
         copy._history = self._history.copy()
         copy._finished = self._finished
         return copy
@@ -143,68 +143,83 @@ class ReferenceMatcher:
         if token in vocabulary.special_ids or not text:
             return None
         for byte in text:
-            state = _step(state, byte, self._rules)
+            state = self._walker.step(state, byte)
             if not state:
                 return None
         return state
 
 
-def _step(state: State, byte: int, rules: Grammar) -> State:
-    after: set[Stack] = set()
-    for stack in state:
-        if stack is not None:
-            top, rest = stack
-            assert isinstance(top, tuple)
-            if top[0] <= byte <= top[1]:
-                after.add(rest)
-    return _closure(frozenset(after), rules)
+class _Walker:
+    """Moves states of one grammar over bytes. Nodes are numbered, which makes stacks cheap to compare."""
 
+    def __init__(self, rules: Grammar) -> None:
+        self._rules = rules
+        self._numbers: dict[Node, int] = {}
+        self._nodes: list[Node] = []
+        self._unfolded: dict[int, list[list[Item]]] = {}
+        self.start = self._closure({(self._number(Ref(rules.start)), None)})
 
-def _closure(state: State, rules: Grammar) -> State:
-    """Unfold the tops of all stacks until each is a byte range."""
-    seen: set[Stack] = set(state)
-    pending = list(state)
-    ready: set[Stack] = set()
-    while pending:
-        stack = pending.pop()
-        if stack is None or isinstance(stack[0], tuple):
-            ready.add(stack)
-            continue
-        for unfolded in _unfold(stack[0], stack[1], rules):
-            if unfolded not in seen:
-                seen.add(unfolded)
-                pending.append(unfolded)
-    return frozenset(ready)
+    def step(self, state: State, byte: int) -> State:
+        """The state behind a byte; empty if it is illegal."""
+        after: set[Stack] = set()
+        for stack in state:
+            if stack is not None:
+                top, rest = stack
+                assert not isinstance(top, int)
+                if top[0] <= byte <= top[1]:
+                    after.add(rest)
+        return self._closure(after)
 
+    def _number(self, node: Node) -> int:
+        number = self._numbers.setdefault(node, len(self._nodes))
+        if number == len(self._nodes):
+            self._nodes.append(node)
+        return number
 
-def _unfold(node: Node | ByteRange, rest: Stack, rules: Grammar) -> list[Stack]:
-    """What a node on top of a stack may turn into."""
-    match node:
-        case Ref(name):
-            return [(rules.rules[name], rest)]
-        case Chars(ranges):
-            return [_push(sequence, rest) for sequence in _utf8(ranges)]
-        case Seq(items):
-            return [_push(items, rest)]
-        case Alt(items):
-            return [(item, rest) for item in items]
-        case Repeat(item, least, most):
-            fewer: Node = Repeat(item, max(0, least - 1), None if most is None else most - 1)
-            again: list[Stack] = (
-                [] if most == 0 else [(item, rest if fewer == Repeat(item, 0, 0) else (fewer, rest))]
-            )
-            return again if least else [rest, *again]
-    raise TypeError(f"no part of a grammar: {node!r}")
+    def _closure(self, stacks: set[Stack]) -> State:
+        """Unfold the tops of all stacks until each is a byte range."""
+        seen = set(stacks)
+        pending = list(stacks)
+        ready: set[Stack] = set()
+        while pending:
+            stack = pending.pop()
+            if stack is None or not isinstance(stack[0], int):
+                ready.add(stack)
+                continue
+            for items in self._unfold(stack[0]):
+                unfolded = stack[1]
+                for item in reversed(items):
+                    unfolded = (item, unfolded)
+                if unfolded not in seen:
+                    seen.add(unfolded)
+                    pending.append(unfolded)
+        return frozenset(ready)
 
+    def _unfold(self, number: int) -> list[list[Item]]:
+        """What may stand in place of a node: sequences of items."""
+        if number not in self._unfolded:
+            self._unfolded[number] = self._alternatives(self._nodes[number])
+        return self._unfolded[number]
 
-def _push(items: Sequence[Node | ByteRange], rest: Stack) -> Stack:
-    for item in reversed(items):
-        rest = (item, rest)
-    return rest
+    def _alternatives(self, node: Node) -> list[list[Item]]:
+        match node:
+            case Ref(name):
+                return [[self._number(self._rules.rules[name])]]
+            case Chars(ranges):
+                return [list(sequence) for sequence in utf8_ranges(ranges)]
+            case Seq(items):
+                return [[self._number(item) for item in items]]
+            case Alt(items):
+                return [[self._number(item)] for item in items]
+            case Repeat(item, least, most):
+                fewer = Repeat(item, max(0, least - 1), None if most is None else most - 1)
+                once_more: list[list[Item]] = [] if most == 0 else [[self._number(item), self._number(fewer)]]
+                return once_more if least else [[], *once_more]
+        raise TypeError(f"no part of a grammar: {node!r}")
 
 
 @lru_cache(maxsize=4096)
-def _utf8(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[ByteRange, ...], ...]:
+def utf8_ranges(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[ByteRange, ...], ...]:
     """The UTF-8 of code point ranges, as sequences of byte ranges."""
     sequences: list[tuple[ByteRange, ...]] = []
     pending = list(ranges)

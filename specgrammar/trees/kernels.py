@@ -5,25 +5,17 @@ Importing this file needs no triton; deriving does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from specgrammar.errors import ConfigError, TreeError
+from specgrammar.errors import TreeError
+from specgrammar.trees.jit import HAS_TRITON, jit, require_triton
 from specgrammar.trees.links_torch import TreeIndices, check_tree_inputs
-
-HAS_TRITON = find_spec("triton") is not None
 
 if TYPE_CHECKING or HAS_TRITON:
     import triton
     import triton.language as tl
-
-
-def _jit(kernel: Callable[..., None]) -> Any:
-    """`triton.jit` where there is triton; else the kernel as it is, which the launcher refuses to run."""
-    return triton.jit(kernel) if HAS_TRITON else kernel
 
 
 MAX_NODES = 2048
@@ -33,7 +25,7 @@ _TILE_SIZE = 4096
 """Mask entries that a program looks at together; bounds its registers whatever the width."""
 
 
-@_jit
+@jit
 def _derive_tree_links_kernel(
     mask_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
@@ -111,11 +103,7 @@ def derive_tree_links_triton(
         TreeError: an argument is not as stated, or is where the kernel cannot run.
         ConfigError: triton is not installed.
     """
-    if not HAS_TRITON:
-        raise ConfigError(
-            "deriving tree links on the device needs triton, which is not installed; `pip install triton`, "
-            "or use derive_tree_links_torch"
-        )
+    require_triton("deriving tree links on the device")
     check_tree_inputs(mask, seq_lens, num_nodes)
     if mask.device.type == "cpu" and isinstance(_derive_tree_links_kernel, triton.JITFunction):
         raise TreeError(

@@ -55,7 +55,8 @@ def run(model: Path, capsys: pytest.CaptureFixture[str]) -> Run:
             status = main(argv)
         except SystemExit as exit_:  # argparse
             status = int(str(exit_.code))
-        done = Done(status, *capsys.readouterr())
+        captured = capsys.readouterr()
+        done = Done(status, captured.out, captured.err)
         assert "Traceback" not in done.stderr, done.stderr
         assert expect is None or status == expect, done
         return done

@@ -215,6 +215,14 @@ def test_stop_strings_and_stop_ids_end_inside_an_accepted_path() -> None:
         assert (by_id.token_ids, by_id.finish_reason) == (whole.token_ids[:end], "stop")
 
 
+@pytest.mark.parametrize("algorithm", ["none", "ngram"])
+def test_the_end_of_the_context_is_an_ordinary_limit(algorithm: str) -> None:
+    request = Request("a", (0, 1) * 4, GrammarSpec.regex("(ab){30}c"), max_new_tokens=80)
+    engine, _ = toy_engine(algorithm=algorithm, max_length=15)
+    (output,) = engine.generate([request])
+    assert (len(output.token_ids), output.finish_reason) == (8, "length"), "the last token is never cached"
+
+
 def test_abort_running_and_waiting() -> None:
     engine, target = toy_engine(max_batch_size=1)
     for name in ("running", "waiting"):

@@ -30,7 +30,7 @@ def tiny_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<s>", "</s>"])
-    wrapped: PreTrainedTokenizerBase = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # not annotated
+    wrapped: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", chat_template=template
     )
     return wrapped
@@ -68,7 +68,9 @@ def test_the_adapter_puts_the_parts_together(folder: Path) -> None:
     target.remove("nobody")
     assert adapter.target.vocab_size == VOCAB
     assert adapter.vocabulary.vocab_size == len(adapter.tokenizer)
+    assert adapter.device.torch_device == torch.device("cpu")
     prompt = adapter.encode_prompt("hello")
+    assert adapter.decode(adapter.encode_raw("hello")) == "hello"
     assert adapter.decode([*prompt, 63, -1]) == "user: hello>"
     drafter: CausalDrafter = adapter.load_drafter(str(folder))
     assert drafter.vocab_size == adapter.vocabulary.vocab_size

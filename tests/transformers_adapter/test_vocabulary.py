@@ -22,7 +22,7 @@ TEXTS = [*CORPUS[:4], "", " leading", "<|im_start|>user", "\x00\x7f", "é́", "1
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "</s>"])
     tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
-    wrapped: PreTrainedTokenizerBase = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")  # type: ignore[no-untyped-call]  # not annotated in transformers
+    wrapped: PreTrainedTokenizerBase = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
     return wrapped
 
 

@@ -40,9 +40,7 @@ def tiny_model(kind: str = "llama", attention: str = "sdpa", *, seed: int = 0) -
 def random_model(kind: str, attention: str | None = None, **config: Any) -> PreTrainedModel:
     """A causal model of any type that transformers knows, with random weights."""
     described = AutoConfig.for_model(kind, **config)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # not annotated
-        described, attn_implementation=attention
-    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(described, attn_implementation=attention)
     return model
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, TreeError
 from specgrammar.testing.strategies import trees
-from specgrammar.trees import kernels
+from specgrammar.trees import jit
 from specgrammar.trees.convert import positions, qlen_mask, retrieve_index
 from specgrammar.trees.kernels import MAX_NODES, derive_tree_links_triton
 from specgrammar.trees.links import derive_tree_links, links_from_parents, parents_from_mask
@@ -189,8 +189,8 @@ def test_the_kernel_refuses_strides_and_wide_trees() -> None:
 
 
 def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "HAS_TRITON", False)
-    with pytest.raises(ConfigError, match="`pip install triton`, or use derive_tree_links_torch"):
+    monkeypatch.setattr(jit, "HAS_TRITON", False)
+    with pytest.raises(ConfigError, match="deriving tree links on the device needs triton: pip install triton"):
         derive_tree_links_triton(torch.ones((1, 1, 1), dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
 
 
@@ -211,7 +211,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from specgrammar.errors import TreeError
-from specgrammar.trees import kernels
+from specgrammar.trees import jit
 try:
     kernels.derive_tree_links_triton(torch.ones((1, 1, 1), dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
 except TreeError as error:
