@@ -1,0 +1,30 @@
+"""Triton where it is installed: kernels can be imported without it, and launching one says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from specgrammar.errors import ConfigError
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def jit(kernel: Callable[..., None]) -> Any:
+    """`triton.jit` where there is triton; else the kernel as it is, which no launcher runs.
+
+    Parameters are annotated with `tl.tensor`, `int` and `tl.constexpr`: the compiler, unlike the interpreter,
+    refuses names that it does not know.
+    """
+    if not HAS_TRITON:
+        return kernel
+    import triton
+
+    return triton.jit(kernel)
+
+
+def require_triton(what: str) -> None:
+    """Raise ConfigError where triton is missing; launchers call it first."""
+    if not HAS_TRITON:
+        raise ConfigError(f"{what} needs triton: pip install triton, or keep the tensors on the CPU")
