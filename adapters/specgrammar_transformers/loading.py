@@ -16,8 +16,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 from specgrammar.errors import ModelError
+from specgrammar.runtime.device import device_for
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,14 +36,14 @@ def load_model(
         threads: CPU threads of torch, for the whole process; None leaves them.
 
     Raises:
-        ModelError: the folder is missing or incomplete, holds no causal model, or device or dtype are not
-            there.
+        ModelError: the folder is missing or incomplete, holds no causal model, or the dtype is unknown.
+        ConfigError: there is no such device.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
         what = "holds no config.json" if folder.is_dir() else "is not a folder"
         raise ModelError(f"model {str(path)!r} {what}; give the folder of a Hugging Face model")
-    on = torch_device(device)
+    on = device_for(device).torch_device
     if dtype != "auto" and dtype not in _DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; expected auto, {', '.join(_DTYPES)}")
     if threads is not None:
@@ -53,7 +55,7 @@ def load_model(
             f"{folder} holds a {config.model_type!r} model, which is not a causal language model that "
             "transformers knows; give a decoder-only model"
         )
-    with _explained(f"the weights in {folder} cannot be loaded"):
+    with _explained(f"the weights in {folder} cannot be loaded"), _without_progress_bar():
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # a pair, which its annotation does not know
             folder,
             config=config,
@@ -75,28 +77,6 @@ def load_model(
     return model, tokenizer
 
 
-def torch_device(name: str) -> torch.device:
-    """The device of a name; `auto` is CUDA where there is a device and the CPU otherwise.
-
-    Raises:
-        ModelError: the name is no device, or there is no such device on this machine.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ModelError(f"device {name!r} is unknown; expected auto, cpu, cuda or cuda:N") from None
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ModelError(
-            f"device {name!r} was asked for, but torch sees {count} CUDA devices; use --device cpu"
-        )
-    if device.type not in ("cpu", "cuda"):
-        raise ModelError(f"device {name!r} is not supported; expected auto, cpu, cuda or cuda:N")
-    return device
-
-
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The ids of a user's message up to where the answer begins; plain text where there is no chat template."""
     templated = tokenizer.chat_template is not None
@@ -116,3 +96,15 @@ def _explained(what: str) -> Iterator[None]:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{what}: {reason}") from error
+
+
+@contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """Loading from a local folder takes moments; a bar on standard error would only be noise."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -87,7 +87,9 @@ def device_for(name: str) -> Device:
             raise ConfigError(f"device {name!r} is not one that torch knows; use auto, cpu or cuda") from error
     if torch_device.type == "cpu":
         return InlineDevice()
+    if torch_device.type == "meta":
+        raise ConfigError("device 'meta' cannot run a model; use auto, cpu or cuda")
     module = torch.get_device_module(torch_device)
     if not module.is_available() or (torch_device.index or 0) >= module.device_count():
-        raise ConfigError(f"device {torch_device} is not on this machine; use --device auto or cpu")
+        raise ConfigError(f"device {name!r} is not on this machine; use --device auto or cpu")
     return AcceleratorDevice(torch_device)
