@@ -14,7 +14,7 @@ from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, M
 from specgrammar.grammar.frontend import rules_of
 from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
 from specgrammar.grammar.source import check_source, grammar_syntax
-from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
+from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_llguidance.facts import FACTS
 from specgrammar_llguidance.lark import check_lark, to_lark
 from specgrammar_llguidance.matcher import LLGuidanceMatcher
@@ -99,8 +99,12 @@ class LLGuidanceBackend:
             raise GrammarCompileError(f"llguidance: {one_line(template.get_error())}")
         return LLGuidanceCompiled(spec, weakened, template)
 
-    def matcher(self, compiled: LLGuidanceCompiled) -> LLGuidanceMatcher:
+    def matcher(self, compiled: CompiledGrammar) -> LLGuidanceMatcher:
         """See `GrammarBackend.matcher`."""
+        if not isinstance(compiled, LLGuidanceCompiled):
+            raise MatcherError(
+                f"llguidance: the grammar was compiled by another backend ({type(compiled).__name__})"
+            )
         return LLGuidanceMatcher(compiled.template, self._guard, self._vocabulary)
 
     def fill_bitmasks(

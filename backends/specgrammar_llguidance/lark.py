@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from itertools import groupby
 
 from specgrammar.errors import GrammarCompileError
-from specgrammar.grammar.regex import Alt, Chars, Node, Ref, Repeat, Seq
-from specgrammar.grammar.rules import Grammar, has_ref
+from specgrammar.grammar.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
+from specgrammar.grammar.rules import Grammar
 
 HEADER = '%llguidance {"no_forcing": true}\n'
 """Starts every grammar. Without it a mask at a forced position holds only the canonical token of the forced
@@ -31,29 +30,43 @@ def check_lark(source: str) -> str:
 
 
 def to_lark(grammar: Grammar) -> str:
-    """One line per rule. Parts without references become one lexeme each, as large as possible."""
-    rules = [f"start: {_rule(Ref(grammar.start))}"] if grammar.start != "start" else []
+    """One line per rule."""
+    rules = [f"start: {grammar.start}"] if grammar.start != "start" else []
     rules += [f"{name}: {_rule(node)}" for name, node in grammar.rules.items()]
     return HEADER + "\n".join(rules)
 
 
 def _rule(node: Node) -> str:
-    if not has_ref(node):
-        return f"/{_regex(node)}/"
     match node:
         case Ref(name):
             return name
+        case Lexeme(item):
+            return f"/{_regex(item)}/"
+        case _ if not _has_parts(node):
+            return f"/{_regex(node)}/"
         case Seq(items):
-            parts: list[str] = []
-            for with_ref, group in groupby(items, has_ref):
-                run = tuple(group)
-                parts += map(_rule, run) if with_ref else [_rule(Seq(run))]
-            return "(" + " ".join(parts) + ")"
+            return "(" + " ".join(map(_rule, items)) + ")"
         case Alt(items):
-            return "(" + " | ".join(map(_rule, items)) + ")"
+            lexemes = [item.item for item in items if isinstance(item, Lexeme)]
+            others = [item for item in items if not isinstance(item, Lexeme)]
+            joined = [f"/{_regex(Alt(tuple(lexemes)))}/"] if lexemes else []
+            return "(" + " | ".join([*joined, *map(_rule, others)]) + ")"
         case Repeat(item, least, most):
             return f"({_rule(item)}){{{least},{'' if most is None else most}}}"
     raise TypeError(f"no part of a grammar: {node!r}")
+
+
+def _has_parts(node: Node) -> bool:
+    """Whether the node is made of lexemes and references; else it is one lexeme."""
+    match node:
+        case Ref() | Lexeme():
+            return True
+        case Seq(items) | Alt(items):
+            return any(map(_has_parts, items))
+        case Repeat(item, _, _):
+            return _has_parts(item)
+        case _:
+            return False
 
 
 def _regex(node: Node) -> str:

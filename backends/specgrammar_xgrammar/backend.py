@@ -16,7 +16,7 @@ from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, M
 from specgrammar.grammar.frontend import rules_of
 from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
 from specgrammar.grammar.source import check_source, grammar_syntax
-from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
+from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_xgrammar.ebnf import to_ebnf
 from specgrammar_xgrammar.facts import FACTS
 from specgrammar_xgrammar.matcher import XGrammarMatcher
@@ -100,8 +100,12 @@ class XGrammarBackend:
         except RuntimeError as error:
             raise GrammarCompileError(f"xgrammar: {one_line(error)}") from error
 
-    def matcher(self, compiled: XGrammarCompiled) -> XGrammarMatcher:
+    def matcher(self, compiled: CompiledGrammar) -> XGrammarMatcher:
         """See `GrammarBackend.matcher`."""
+        if not isinstance(compiled, XGrammarCompiled):
+            raise MatcherError(
+                f"xgrammar: the grammar was compiled by another backend ({type(compiled).__name__})"
+            )
         return XGrammarMatcher(xgrammar.GrammarMatcher(compiled.native), self._guard, self._legal)
 
     def fill_bitmasks(

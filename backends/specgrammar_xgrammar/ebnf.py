@@ -8,7 +8,7 @@ follows a repetition is an alternative inside its rule, `r: '"' | char r` instea
 
 from __future__ import annotations
 
-from specgrammar.grammar.regex import Alt, Chars, Node, Ref, Repeat, Seq
+from specgrammar.grammar.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
 from specgrammar.grammar.rules import Grammar, has_ref
 
 _START = "root"
@@ -34,6 +34,8 @@ def _expression(node: Node) -> str:
     match node:
         case Ref(name):
             return name
+        case Lexeme(item):
+            return _expression(item)
         case Chars(ranges):
             return "[" + "".join(f"{_char(low)}-{_char(high)}" for low, high in ranges) + "]"
         case Seq(items):
@@ -63,6 +65,8 @@ class _Linear:
                 for item in reversed(items):
                     rest = self.then(item, rest)
                 return rest
+            case Lexeme(item):
+                return self.then(item, rest)
             case Alt(items):
                 rest = self._name(rest)
                 return self._choice([self.then(item, rest) for item in items])

@@ -11,6 +11,7 @@ from specgrammar.grammar.regex import (
     EMPTY,
     Alt,
     Chars,
+    Lexeme,
     Node,
     Repeat,
     Seq,
@@ -29,26 +30,42 @@ class Layout:
     """The text between values.
 
     Attributes:
-        opening: behind `[` and `{`.
-        closing: before `]` and `}`.
+        gap: between a bracket and what it encloses.
         item: between items.
         key: between a name and its value.
     """
 
-    opening: Node
-    closing: Node
+    gap: Node
     item: Node
     key: Node
+
+    def enclose(self, brackets: str, inner: Node) -> Node:
+        """The inner text between an opening and a closing bracket."""
+        opening, closing = map(literal, brackets)
+        return seq(Lexeme(seq(opening, self.gap)), inner, Lexeme(seq(self.gap, closing)))
+
+    def enclose_all(self, brackets: str, parts: list[Node]) -> Node:
+        """The parts, separated, between brackets."""
+        inner: list[Node] = []
+        for part in parts:
+            inner += [self.item, part] if inner else [part]
+        return self.enclose(brackets, seq(*inner))
 
 
 _GAP = Repeat(Chars(((0x09, 0x0A), (0x0D, 0x0D), (0x20, 0x20))), 0, MAX_WHITESPACE)
 
+
+def _layout(gap: Node, item: Node, key: Node) -> Layout:
+    return Layout(gap, Lexeme(item), Lexeme(key))
+
+
 LAYOUTS: dict[Whitespace, Layout] = {
-    "spaced": Layout(EMPTY, EMPTY, literal(", "), literal(": ")),
-    "compact": Layout(EMPTY, EMPTY, literal(","), literal(":")),
-    "flexible": Layout(_GAP, _GAP, seq(_GAP, literal(","), _GAP), seq(_GAP, literal(":"), _GAP)),
+    "spaced": _layout(EMPTY, literal(", "), literal(": ")),
+    "compact": _layout(EMPTY, literal(","), literal(":")),
+    "flexible": _layout(_GAP, seq(_GAP, literal(","), _GAP), seq(_GAP, literal(":"), _GAP)),
 }
 
+NULL, TRUE, FALSE = (Lexeme(literal(word)) for word in ("null", "true", "false"))
 QUOTE = literal('"')
 _SPECIAL = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 _RAW = chars(*_SPECIAL, negate=True) or ANY_CHAR
@@ -83,12 +100,12 @@ KEY_CHAR = Alt((_RAW, *(literal(json.dumps(chr(c))[1:-1]) for c in (*range(0x20)
 
 def string(least: int = 0, most: int | None = None) -> Node:
     """Any string of that many characters."""
-    return seq(QUOTE, Repeat(CHAR, least, most), QUOTE)
+    return Lexeme(seq(QUOTE, Repeat(CHAR, least, most), QUOTE))
 
 
 def string_matching(pattern: Node) -> Node:
     """The strings whose text the pattern matches; spelt as `KEY_CHAR` does."""
-    return seq(QUOTE, _spelt(pattern), QUOTE)
+    return Lexeme(seq(QUOTE, _spelt(pattern), QUOTE))
 
 
 def _spelt(node: Node) -> Node:
@@ -123,7 +140,7 @@ def _minus_special(ranges: tuple[tuple[int, int], ...]) -> Chars | None:
 
 def key_other_than(names: list[str]) -> Node:
     """Any name of a member but these."""
-    return seq(QUOTE, _other_than(frozenset(names)), QUOTE)
+    return Lexeme(seq(QUOTE, _other_than(frozenset(names)), QUOTE))
 
 
 def _other_than(names: frozenset[str]) -> Node:
@@ -141,20 +158,11 @@ def _other_than(names: frozenset[str]) -> Node:
 
 def constant(value: Any, layout: Layout) -> Node:
     r"""Exactly this value. Strings may be spelt with or without `\u` for what is not ASCII."""
-    if isinstance(value, str):
-        spellings = (json.dumps(value, ensure_ascii=False), json.dumps(value))
-        return alt(*map(literal, spellings)) or EMPTY
     if isinstance(value, list):
-        return enclosed("[]", [constant(item, layout) for item in value], layout)
+        return layout.enclose_all("[]", [constant(item, layout) for item in value])
     if isinstance(value, dict):
-        members = [seq(constant(k, layout), layout.key, constant(v, layout)) for k, v in value.items()]
-        return enclosed("{}", members, layout)
-    return literal(json.dumps(value))
-
-
-def enclosed(brackets: str, parts: list[Node], layout: Layout) -> Node:
-    """The parts with separators, between brackets."""
-    inner: list[Node] = []
-    for part in parts:
-        inner += [layout.item, part] if inner else [part]
-    return seq(literal(brackets[0]), layout.opening, *inner, layout.closing, literal(brackets[1]))
+        return layout.enclose_all(
+            "{}", [seq(constant(k, layout), layout.key, constant(v, layout)) for k, v in value.items()]
+        )
+    spellings = (json.dumps(value, ensure_ascii=False), json.dumps(value))
+    return Lexeme(alt(*map(literal, spellings)) or EMPTY)

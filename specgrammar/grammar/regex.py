@@ -69,7 +69,18 @@ class Ref:
     name: str
 
 
-Node: TypeAlias = Chars | Seq | Alt | Repeat | Anchor | Ref
+@dataclass(frozen=True)
+class Lexeme:
+    """What a tokenizing parser may match as a unit; no regex holds any, and it changes no language.
+
+    Such a parser takes the longest lexeme, so where lexemes begin alike, the longer one has to be the only
+    possible reading; the tokens of JSON are like that. It holds no `Ref` and no other lexeme.
+    """
+
+    item: Node
+
+
+Node: TypeAlias = Chars | Seq | Alt | Repeat | Anchor | Ref | Lexeme
 
 EMPTY = Seq(())
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specgrammar.grammar.json_text import Layout
-from specgrammar.grammar.regex import EMPTY, Alt, Node, Repeat, literal
+from specgrammar.grammar.regex import EMPTY, Alt, Node, Repeat
 from specgrammar.grammar.rules import optional, repeat, seq
 
 Name = Callable[[Node], Node]
@@ -51,7 +51,7 @@ def array_node(
     for i in reversed(range(separated)):
         part = seq(layout.item, first[i], rest) if i else seq(first[i], rest)
         rest = part if i < least else optional(part)
-    return seq(literal("["), layout.opening, rest, layout.closing, literal("]"))
+    return layout.enclose("[]", rest)
 
 
 def _repeated(item: Node, before: int, least: int, most: int | None, layout: Layout) -> Node:
@@ -98,7 +98,7 @@ def object_node(
     if not starts:
         return None
     inner = starts[0] if len(starts) == 1 else Alt(tuple(starts))
-    return seq(literal("{"), layout.opening, inner, layout.closing, literal("}"))
+    return layout.enclose("{}", inner)
 
 
 def any_members(extra: Node, least: int, most: int | None, layout: Layout) -> Node | None:
@@ -110,4 +110,4 @@ def any_members(extra: Node, least: int, most: int | None, layout: Layout) -> No
         another = seq(layout.item, extra)
         some = seq(extra, repeat(another, max(0, least - 1), None if most is None else most - 1))
         some = some if least else optional(some)
-    return seq(literal("{"), layout.opening, some, layout.closing, literal("}"))
+    return layout.enclose("{}", some)

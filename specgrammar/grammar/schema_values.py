@@ -29,7 +29,7 @@ def admits(value: Any, schema: dict[str, Any], where: str, report: Report) -> bo
     """Whether a constant satisfies the keywords beside its `enum`; those that cannot be told are reported."""
     name = type_of(value)
     types = types_of(schema)
-    if types is not None and not common_types(types, frozenset([name])):
+    if types is not None and name not in types and not (name == "integer" and "number" in types):
         return False
     relevant = KEYWORDS_OF_TYPE.get("number" if name == "integer" else name, frozenset()) & schema.keys()
     for keyword in relevant - _SIMPLE:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
 from specgrammar.grammar.frontend import rules_of
-from specgrammar.grammar.regex import Alt, Chars, Node, Ref, Repeat, Seq
+from specgrammar.grammar.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
 from specgrammar.grammar.rules import Grammar
 from specgrammar.grammar.schema_keywords import UNENFORCED
-from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
+from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 
 ByteRange: TypeAlias = tuple[int, int]
 Item: TypeAlias = int | ByteRange
@@ -64,8 +64,12 @@ class ReferenceBackend:
         rules, weakened = rules_of(spec, self.facts)
         return ReferenceCompiled(spec, weakened, _Walker(rules))
 
-    def matcher(self, compiled: ReferenceCompiled) -> ReferenceMatcher:
+    def matcher(self, compiled: CompiledGrammar) -> ReferenceMatcher:
         """See `GrammarBackend.matcher`."""
+        if not isinstance(compiled, ReferenceCompiled):
+            raise MatcherError(
+                f"reference: the grammar was compiled by another backend ({type(compiled).__name__})"
+            )
         return ReferenceMatcher(compiled.walker, self._vocabulary)
 
 
@@ -211,6 +215,8 @@ class _Walker:
                 return [[self._number(item) for item in items]]
             case Alt(items):
                 return [[self._number(item)] for item in items]
+            case Lexeme(item):
+                return [[self._number(item)]]
             case Repeat(item, least, most):
                 fewer = Repeat(item, max(0, least - 1), None if most is None else most - 1)
                 once_more: list[list[Item]] = [] if most == 0 else [[self._number(item), self._number(fewer)]]

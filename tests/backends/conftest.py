@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import pytest
-from specgrammar_llguidance import LLGuidanceBackend
-from specgrammar_xgrammar import XGrammarBackend
 
 from specgrammar.protocols.grammar import GrammarBackend, Vocabulary
 from specgrammar.testing.reference import ReferenceBackend
+from specgrammar_llguidance import LLGuidanceBackend
+from specgrammar_xgrammar import XGrammarBackend
 
-_BYTES = [bytes([b]) for b in b'{}[]:," -.0123456789abcdeEfxtrulsn\\+\n/'] + [b"\xc3", b"\xa9", b"\xf0", b"\xff"]
-_LONGER = [b"true", b'{"', b'": ', b", ", b'"}', b"ab", b"ab", b"null", b"12", b'"a', "é".encode(), b"}}", b'", "']
+_BYTES = [bytes([b]) for b in b'{}[]:," -.0123456789abcdeEfxtrulsn\\+\n/'] + [
+    b"\xc3",
+    b"\xa9",
+    b"\xf0",
+    b"\xff",
+]
+_LONGER = [
+    b"true",
+    b'{"',
+    b'": ',
+    b", ",
+    b'"}',
+    b"ab",
+    b"ab",
+    b"null",
+    b"12",
+    b'"a',
+    "é".encode(),
+    b"}}",
+    b'", "',
+]
 _SPECIAL = [b"<|im|>", b"", b"</s>", b"<eot>"]
 
 
