@@ -266,11 +266,11 @@ class SchemaCompiler:
         more = self._value(rest, where + pointer("additionalProperties"))
         extra = None if more is None else seq(key_other_than(list(declared)), self._layout.key, more)
         least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties")
+        num_required = sum(member.required for member in members)
+        if least > max(num_required, 1):  # the same further name may come twice, and counts once
+            self._report(f"{where}/minProperties")
         if not members and extra is not None:
             return any_members(extra, least, None if most is None else int(most), self._layout)
-        num_required = sum(member.required for member in members)
-        if least > max(num_required, 1):
-            self._report(f"{where}/minProperties")
         if most is not None and (extra is not None or most < len(members)):
             self._report(f"{where}/maxProperties")
         return object_node(members, extra, least == 0, self._layout, self._name)

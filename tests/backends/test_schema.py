@@ -183,6 +183,7 @@ WEAKENED: list[tuple[Any, tuple[str, ...]]] = [
     ({"$defs": {"x": {"contains": True}}, "type": "null"}, ()),
     ({"$defs": {"x": {"type": "array", "contains": True}}, "$ref": "#/$defs/x"}, ("/$defs/x/contains",)),
     ({"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]}, ("/allOf/1/pattern",)),
+    ({"type": "object", "minProperties": 2, "additionalProperties": True}, ("/minProperties",)),
     ({"type": "object", "maxProperties": 1, "properties": {"a": True, "b": True}}, ("/maxProperties",)),
 ]
 
