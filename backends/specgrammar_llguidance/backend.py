@@ -11,9 +11,9 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.frontend import rules_of
 from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
-from specgrammar.grammar.source import check_source, grammar_syntax
+from specgrammar.language.frontend import rules_of
+from specgrammar.language.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_llguidance.facts import FACTS
 from specgrammar_llguidance.lark import check_lark, to_lark

@@ -1,6 +1,6 @@
 """What llguidance is and is not."""
 
-from specgrammar.grammar.schema_keywords import UNENFORCED
+from specgrammar.language.schema_keywords import UNENFORCED
 from specgrammar.protocols.grammar import BackendFacts
 
 FACTS = BackendFacts(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from specgrammar.errors import GrammarCompileError
-from specgrammar.grammar.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
-from specgrammar.grammar.rules import Grammar
+from specgrammar.language.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
+from specgrammar.language.rules import Grammar
 
 HEADER = '%llguidance {"no_forcing": true}\n'
 """Starts every grammar. Without it a mask at a forced position holds only the canonical token of the forced

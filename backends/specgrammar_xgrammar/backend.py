@@ -13,9 +13,9 @@ import xgrammar
 from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.frontend import rules_of
 from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
-from specgrammar.grammar.source import check_source, grammar_syntax
+from specgrammar.language.frontend import rules_of
+from specgrammar.language.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_xgrammar.ebnf import to_ebnf
 from specgrammar_xgrammar.facts import FACTS

@@ -8,8 +8,8 @@ follows a repetition is an alternative inside its rule, `r: '"' | char r` instea
 
 from __future__ import annotations
 
-from specgrammar.grammar.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
-from specgrammar.grammar.rules import Grammar, has_ref
+from specgrammar.language.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
+from specgrammar.language.rules import Grammar, has_ref
 
 _START = "root"
 _GROUP = 64

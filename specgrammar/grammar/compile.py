@@ -7,7 +7,7 @@ import threading
 
 from specgrammar.errors import ConfigError, GrammarCompileError
 from specgrammar.grammar.native import one_line
-from specgrammar.grammar.source import check_source
+from specgrammar.language.source import check_source
 from specgrammar.protocols.grammar import CompiledGrammar, GrammarBackend, GrammarSpec
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.frontend import rules_of
-from specgrammar.grammar.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
-from specgrammar.grammar.rules import Grammar
-from specgrammar.grammar.schema_keywords import UNENFORCED
+from specgrammar.language.frontend import rules_of
+from specgrammar.language.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
+from specgrammar.language.rules import Grammar
+from specgrammar.language.schema_keywords import UNENFORCED
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 
 ByteRange: TypeAlias = tuple[int, int]

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgrammar.errors import GrammarCompileError
-from specgrammar.grammar.ranges import decimals, integers
-from specgrammar.grammar.regex import Node
-from specgrammar.grammar.regex_parser import parse_pattern, parse_regex
-from specgrammar.grammar.rules import Grammar
-from specgrammar.grammar.schema_strings import lengths
+from specgrammar.language.ranges import decimals, integers
+from specgrammar.language.regex import Node
+from specgrammar.language.regex_parser import parse_pattern, parse_regex
+from specgrammar.language.rules import Grammar
+from specgrammar.language.schema_strings import lengths
 from specgrammar.protocols.grammar import GrammarSpec, Vocabulary
 from specgrammar.testing.reference import ReferenceBackend, ReferenceMatcher, utf8_ranges
 

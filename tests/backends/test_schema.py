@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from specgrammar.errors import GrammarCompileError, WeakenedSchemaError
-from specgrammar.grammar.schema_keywords import UNENFORCED, unenforced
+from specgrammar.language.schema_keywords import UNENFORCED, unenforced
 from specgrammar.protocols.grammar import BackendFacts, GrammarBackend, GrammarSpec, Vocabulary
 from specgrammar.testing.reference import ReferenceBackend
 from tests.backends.schemas import schemas, walk

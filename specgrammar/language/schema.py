@@ -16,10 +16,10 @@ keyword that prevents that is reported. It is narrower than the schema in these 
 from __future__ import annotations
 
 from specgrammar.errors import GrammarCompileError, WeakenedSchemaError
-from specgrammar.grammar.rules import Grammar
-from specgrammar.grammar.schema_compiler import SchemaCompiler
-from specgrammar.grammar.schema_keywords import check_schema, unenforced
-from specgrammar.grammar.source import MAX_RULES, load_json
+from specgrammar.language.rules import Grammar
+from specgrammar.language.schema_compiler import SchemaCompiler
+from specgrammar.language.schema_keywords import check_schema, unenforced
+from specgrammar.language.source import MAX_RULES, load_json
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 
-from specgrammar.grammar.regex import EMPTY, Chars, Node, Repeat, literal
-from specgrammar.grammar.rules import alt, optional, seq
+from specgrammar.language.regex import EMPTY, Chars, Node, Repeat, literal
+from specgrammar.language.rules import alt, optional, seq
 
 MAX_INTEGER_DIGITS = 19
 MAX_FRACTION_DIGITS = 20

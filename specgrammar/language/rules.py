@@ -1,4 +1,4 @@
-"""Context-free grammars as rules over the nodes of `grammar.regex`.
+"""Context-free grammars as rules over the nodes of `language.regex`.
 
 This is what JSON Schemas are compiled to, once; a backend prints it in its own notation, so every backend
 enforces the same language.
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from specgrammar.grammar.regex import EMPTY, Alt, Node, Ref, Repeat, Seq
+from specgrammar.language.regex import EMPTY, Alt, Node, Ref, Repeat, Seq
 
 
 @dataclass(frozen=True)

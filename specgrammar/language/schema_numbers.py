@@ -6,11 +6,11 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from specgrammar.grammar.ranges import decimals, integers
-from specgrammar.grammar.regex import Node, literal
-from specgrammar.grammar.rules import alt
-from specgrammar.grammar.schema_keywords import KEYWORDS_OF_TYPE
-from specgrammar.grammar.schema_merge import Report
+from specgrammar.language.ranges import decimals, integers
+from specgrammar.language.regex import Node, literal
+from specgrammar.language.rules import alt
+from specgrammar.language.schema_keywords import KEYWORDS_OF_TYPE
+from specgrammar.language.schema_merge import Report
 
 MAX_MULTIPLES = 1_000
 """Most multiples of `multipleOf` between the bounds; they are written out."""

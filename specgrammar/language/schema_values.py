@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from specgrammar.grammar.schema_keywords import KEYWORDS_OF_TYPE, Schema, is_number, pointer, words
-from specgrammar.grammar.schema_merge import Report, common_types, same, types_of
+from specgrammar.language.schema_keywords import KEYWORDS_OF_TYPE, Schema, is_number, pointer, words
+from specgrammar.language.schema_merge import Report, common_types, same, types_of
 
 _SIMPLE = words(
     "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength minItems maxItems "

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from specgrammar.grammar.schema_keywords import Schema, is_number, pointer, words
+from specgrammar.language.schema_keywords import Schema, is_number, pointer, words
 
 Report = Callable[[str], None]
 """Takes the pointer of a keyword that will not be enforced."""

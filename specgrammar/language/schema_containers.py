@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specgrammar.grammar.json_text import Layout
-from specgrammar.grammar.regex import EMPTY, Alt, Node, Repeat
-from specgrammar.grammar.rules import optional, repeat, seq
+from specgrammar.language.json_text import Layout
+from specgrammar.language.regex import EMPTY, Alt, Node, Repeat
+from specgrammar.language.rules import optional, repeat, seq
 
 Name = Callable[[Node], Node]
 """Makes a node a rule of its own and returns the reference to it."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from specgrammar.errors import GrammarCompileError
-from specgrammar.grammar.regex import Alt, literal
-from specgrammar.grammar.regex_parser import parse_regex
-from specgrammar.grammar.rules import Grammar
-from specgrammar.grammar.schema import compile_schema
-from specgrammar.grammar.source import check_source, load_json
+from specgrammar.language.regex import Alt, literal
+from specgrammar.language.regex_parser import parse_regex
+from specgrammar.language.rules import Grammar
+from specgrammar.language.schema import compile_schema
+from specgrammar.language.source import check_source, load_json
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec
 
 

@@ -1,9 +1,9 @@
-"""The parser of `grammar.regex`: recursive descent with bounded depth, then anchors are resolved."""
+"""The parser of `language.regex`: recursive descent with bounded depth, then anchors are resolved."""
 
 from __future__ import annotations
 
 from specgrammar.errors import GrammarCompileError
-from specgrammar.grammar.regex import (
+from specgrammar.language.regex import (
     CLASS_ESCAPES,
     EMPTY,
     MAX_CODE_POINT,

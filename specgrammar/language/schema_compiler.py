@@ -1,4 +1,4 @@
-"""The compiler behind `grammar.schema`: subschemas to nodes, references to rules."""
+"""The compiler behind `language.schema`: subschemas to nodes, references to rules."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from specgrammar.errors import GrammarCompileError
-from specgrammar.grammar.json_text import FALSE, LAYOUTS, NULL, TRUE, constant, key_other_than, string
-from specgrammar.grammar.ranges import NUMBER
-from specgrammar.grammar.regex import Lexeme, Node, Ref
-from specgrammar.grammar.rules import Grammar, alt, make_grammar, seq
-from specgrammar.grammar.schema_containers import Member, any_members, array_node, object_node
-from specgrammar.grammar.schema_keywords import (
+from specgrammar.language.json_text import FALSE, LAYOUTS, NULL, TRUE, constant, key_other_than, string
+from specgrammar.language.ranges import NUMBER
+from specgrammar.language.regex import Lexeme, Node, Ref
+from specgrammar.language.rules import Grammar, alt, make_grammar, seq
+from specgrammar.language.schema_containers import Member, any_members, array_node, object_node
+from specgrammar.language.schema_keywords import (
     ANNOTATIONS,
     KEYWORDS_OF_TYPE,
     Schema,
     pointer,
     resolve,
 )
-from specgrammar.grammar.schema_merge import merge, types_of
-from specgrammar.grammar.schema_numbers import number_node
-from specgrammar.grammar.schema_strings import string_node
-from specgrammar.grammar.schema_values import admits, disjoint
+from specgrammar.language.schema_merge import merge, types_of
+from specgrammar.language.schema_numbers import number_node
+from specgrammar.language.schema_strings import string_node
+from specgrammar.language.schema_values import admits, disjoint
 from specgrammar.protocols.grammar import Whitespace
 
 MAX_SUBSCHEMAS = 20_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from specgrammar.grammar.formats import FORMATS
-from specgrammar.grammar.json_text import string, string_matching
-from specgrammar.grammar.regex import Alt, Chars, Node, Repeat, Seq
-from specgrammar.grammar.regex_parser import parse_pattern
-from specgrammar.grammar.schema_merge import Report
+from specgrammar.language.formats import FORMATS
+from specgrammar.language.json_text import string, string_matching
+from specgrammar.language.regex import Alt, Chars, Node, Repeat, Seq
+from specgrammar.language.regex_parser import parse_pattern
+from specgrammar.language.schema_merge import Report
 
 
 def string_node(schema: dict[str, Any], where: str, report: Report) -> Node | None:

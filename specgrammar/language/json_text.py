@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from specgrammar.grammar.regex import (
+from specgrammar.language.regex import (
     ANY_CHAR,
     EMPTY,
     Alt,
@@ -18,7 +18,7 @@ from specgrammar.grammar.regex import (
     chars,
     literal,
 )
-from specgrammar.grammar.rules import alt, optional, seq
+from specgrammar.language.rules import alt, optional, seq
 from specgrammar.protocols.grammar import Whitespace
 
 MAX_WHITESPACE = 32

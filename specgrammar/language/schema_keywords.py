@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from specgrammar.errors import GrammarCompileError
-from specgrammar.grammar.source import MAX_NESTING
+from specgrammar.language.source import MAX_NESTING
 from specgrammar.protocols.grammar import BackendFacts
 
 Schema: TypeAlias = dict[str, Any] | bool
@@ -44,7 +44,7 @@ UNENFORCED = words(
     "contains minContains maxContains additionalItems patternProperties propertyNames dependentRequired "
     "dependentSchemas dependencies not if then else $dynamicRef $recursiveRef"
 )
-"""Keywords that `grammar.schema` does not compile, whatever their value."""
+"""Keywords that `language.schema` does not compile, whatever their value."""
 
 _ONE = words("items additionalProperties unevaluatedItems unevaluatedProperties") | words(
     "contains additionalItems propertyNames not if then else"
