@@ -211,7 +211,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from specgrammar.errors import TreeError
-from specgrammar.trees import jit
+from specgrammar.trees import kernels
 try:
     kernels.derive_tree_links_triton(torch.ones((1, 1, 1), dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
 except TreeError as error:
