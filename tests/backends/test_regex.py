@@ -15,7 +15,8 @@ from specgrammar.language.regex_parser import parse_pattern, parse_regex
 from specgrammar.language.rules import Grammar
 from specgrammar.language.schema_strings import lengths
 from specgrammar.protocols.grammar import GrammarSpec, Vocabulary
-from specgrammar.testing.reference import ReferenceBackend, ReferenceMatcher, utf8_ranges
+from specgrammar.testing.earley import EarleyParser, utf8_words
+from specgrammar.testing.reference import ReferenceBackend, ReferenceCompiled
 
 BYTES = Vocabulary((*(bytes([b]) for b in range(256)), b""), (256,), frozenset([256]))
 REFERENCE = ReferenceBackend(BYTES)
@@ -36,10 +37,8 @@ texts = st.text("ab1.é c", max_size=5)
 
 
 def matches(node: Node, text: str) -> bool:
-    from specgrammar.testing.reference import ReferenceCompiled, _Walker
-
-    compiled = ReferenceCompiled(GrammarSpec("regex"), (), _Walker(Grammar({"start": node}, "start")))
-    matcher: ReferenceMatcher = REFERENCE.matcher(compiled)
+    compiled = ReferenceCompiled(GrammarSpec("regex"), (), EarleyParser(Grammar({"start": node}, "start")))
+    matcher = REFERENCE.matcher(compiled)
     tokens = list(text.encode())
     return matcher.accept_prefix([*tokens, 256]) == len(tokens) + 1
 
@@ -147,7 +146,7 @@ def test_decimals_between_bounds(
 )
 def test_utf8_of_code_point_ranges(ranges: list[list[int]]) -> None:
     low, high = ranges[0]
-    sequences = utf8_ranges(((low, high),))
+    sequences = utf8_words(((low, high),))
     for code in {
         low,
         high,
