@@ -1,8 +1,8 @@
-"""The Earley parser of the reference backend: any context-free grammar, over bytes, one immutable set a byte.
+"""The Earley parser of the reference backend: any context-free grammar, one immutable set for each byte.
 
-It is the textbook's algorithm on the nodes of `language.regex` as they are. An item is a node, how far in it the
-text has come, and the set where it began. Left recursion, ambiguity and empty rules need no care: an item is
-added to a set once, and what may be empty is also stepped over at once.
+It is the textbook's algorithm on the nodes of `language.regex` as they are. An item is a node, how far in it
+the text has come, and the set where it began. Left recursion, ambiguity and empty rules need no care: an item
+is added to a set once, and what may be empty is also stepped over at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EarleyParser:
         while more := {n for n, node in rules if self._may_be_empty(node)} - self._empty_rules:
             self._empty_rules |= more
         self._empty: list[bool] = []
-        self._wanted: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._prospects: dict[tuple[int, int], tuple[tuple[int, ...], bool]] = {}
         self._root = self._number(Ref(grammar.start))
         self.start = EarleySet()
         self.start.accepts = self._empty[self._root]
@@ -104,27 +104,37 @@ class EarleyParser:
             item = pending.pop()
             number, done, origin = item
             part = self._parts[number]
-            if isinstance(part, tuple):
-                if done < len(part):
-                    into.scans.append((part[done], item))
-                    continue
-            elif wanted := self._wants(number, done):
-                for goal in wanted:
-                    into.waiting.setdefault(goal, []).append(item)
-                    add((goal, 0, into))
-                    if self._empty[goal] and not isinstance(part, Repeat):
-                        add((number, done + 1, origin))
-            if self._is_complete(number, done) and origin is not into:  # an empty one was stepped over
+            if isinstance(part, tuple) and done < len(part):
+                into.scans.append((part[done], item))
+                continue
+            wanted, complete = self._prospect(number, done)
+            for goal in wanted:
+                into.waiting.setdefault(goal, []).append(item)
+                add((goal, 0, into))
+                if self._empty[goal] and not isinstance(part, Repeat):
+                    add((number, done + 1, origin))
+            if complete and origin is not into:  # one that is empty was stepped over
                 into.accepts |= number == self._root and origin is self.start
                 for waiting in origin.waiting.get(number, ()):
                     add(self._advanced(waiting))
         return into
 
-    def _wants(self, number: int, done: int) -> tuple[int, ...]:
-        """The parts of which one has to come next; nothing if the part has come to its end."""
-        if (number, done) not in self._wanted:
-            self._wanted[number, done] = tuple(map(self._number, self._next_parts(self._parts[number], done)))
-        return self._wanted[number, done]
+    def _prospect(self, number: int, done: int) -> tuple[tuple[int, ...], bool]:
+        """The parts of which one may come next, and whether the part may end here."""
+        if (number, done) not in self._prospects:
+            part = self._parts[number]
+            match part:
+                case tuple():
+                    complete = done == len(part)
+                case Seq(items):
+                    complete = done == len(items)
+                case Repeat(item, least, _):
+                    complete = done >= least or self._may_be_empty(item)
+                case _:
+                    complete = done == 1
+            wanted = tuple(map(self._number, self._next_parts(part, done)))
+            self._prospects[number, done] = wanted, complete
+        return self._prospects[number, done]
 
     def _next_parts(self, part: Part, done: int) -> Iterable[Part]:
         match part:
@@ -132,6 +142,8 @@ class EarleyParser:
                 return items[done : done + 1]
             case Repeat(item, _, most):
                 return (item,) if most is None or done < most else ()
+            case tuple():
+                return ()  # bytes, which `scans` holds
             case _ if done:
                 return ()
             case Alt(items):
@@ -143,14 +155,6 @@ class EarleyParser:
             case Chars(ranges):
                 return utf8_words(ranges)
         raise TypeError(f"no part of a grammar: {part!r}")
-
-    def _is_complete(self, number: int, done: int) -> bool:
-        part = self._parts[number]
-        if isinstance(part, Repeat):
-            return done >= part.least or self._may_be_empty(part.item)
-        return done == (
-            len(part) if isinstance(part, tuple) else len(part.items) if isinstance(part, Seq) else 1
-        )
 
     def _advanced(self, item: Item) -> Item:
         number, done, origin = item
