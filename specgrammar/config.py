@@ -13,11 +13,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from specgrammar.checks import check_int, check_number, check_text, refused
 from specgrammar.errors import ConfigError
+from specgrammar.grammar.compile import MAX_TIMEOUT_S
+from specgrammar.spec.sampling import AcceptMethod, check_accept_method
 
-AcceptMethod = Literal["target_only", "rejection"]
+MAX_BATCH_SIZE = 65_536
+"""Most requests in one step: what a step costs on the host grows with it long before this."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,8 @@ class Config:
         algorithm_options: its options.
         acceptance: `target_only` (exact, and the same tokens whatever the algorithm) or `rejection` (exact
             in law; for algorithms whose drafts are sampled from a stated distribution).
-        max_batch_size: most requests in one step, at least 1.
-        compile_timeout_s: seconds that one grammar may take to compile.
+        max_batch_size: most requests in one step, in [1, 65,536].
+        compile_timeout_s: seconds that one grammar may take to compile, above 0 and at most a day.
     """
 
     backend: str = "xgrammar"
@@ -44,33 +48,21 @@ class Config:
     compile_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        expected: dict[str, tuple[type | tuple[type, ...], str]] = {
-            "backend": (str, "a name"),
-            "backend_options": (Mapping, "a table"),
-            "algorithm": (str, "a name"),
-            "algorithm_options": (Mapping, "a table"),
-            "acceptance": (str, "a name"),
-            "max_batch_size": (int, "a whole number"),
-            "compile_timeout_s": ((int, float), "a number of seconds"),
-        }
-        for name, (kind, words) in expected.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind) or isinstance(value, bool):
-                raise ConfigError(f"config: {name} = {value!r}; expected {words}")
-        if self.acceptance not in ("target_only", "rejection"):
-            raise ConfigError(
-                f"config: acceptance = {self.acceptance!r}; expected 'target_only' or 'rejection'"
-            )
-        if self.max_batch_size < 1:
-            raise ConfigError(f"config: max_batch_size = {self.max_batch_size}; expected at least 1")
-        if not self.compile_timeout_s > 0:
-            raise ConfigError(f"config: compile_timeout_s = {self.compile_timeout_s}; expected more than 0")
+        check_text("config: backend", self.backend)
+        check_text("config: algorithm", self.algorithm)
+        for name in ("backend_options", "algorithm_options"):
+            options = getattr(self, name)
+            if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+                raise refused(f"config: {name}", options, "a table of options by name")
+        check_accept_method("config: acceptance", self.acceptance)
+        check_int("config: max_batch_size", self.max_batch_size, 1, MAX_BATCH_SIZE)
+        check_number("config: compile_timeout_s", self.compile_timeout_s, 0, MAX_TIMEOUT_S, above=True)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         """From a mapping with the attributes' names; unknown ones are refused."""
         known = [f.name for f in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        unknown = [key for key in values if key not in known]
         if unknown:
             raise ConfigError(
                 f"config: unknown key {', '.join(map(repr, unknown))}; known keys: {', '.join(known)}"
@@ -81,15 +73,22 @@ class Config:
     def from_toml(cls, text: str) -> Config:
         """From TOML text."""
         try:
-            return cls.from_dict(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+            values = tomllib.loads(text)
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # a ValueError: broken syntax, or a number of 5,000 digits
             raise ConfigError(f"config: this is not TOML: {error}") from error
+        return cls.from_dict(values)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Config:
-        """From a TOML file."""
+        """From a TOML file; messages name it."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or a NUL in the path
             raise ConfigError(f"config: {path} cannot be read: {error}") from error
-        return cls.from_toml(text)
+        try:
+            return cls.from_toml(text)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from specgrammar.errors import ConfigError, PluginError
+from specgrammar.checks import show
+from specgrammar.errors import ConfigError, PluginError, SpecGrammarError
+from specgrammar.protocols.adapter import ADAPTER_API_VERSION
 from specgrammar.protocols.grammar import BACKEND_API_VERSION, BackendFacts
 from specgrammar.protocols.spec import ALGORITHM_API_VERSION
-
-ADAPTER_API_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,9 @@ class Plugin:
         try:
             factory = self.entry_point.load()
         except ModuleNotFoundError as error:
+            missing = error.name or str(error)
             raise PluginError(
-                f"{self.where} needs the module {error.name!r}: {self._install_hint()}"
+                f"{self.where} needs the module {missing!r}: {self._install_hint(missing)}"
             ) from error
         except Exception as error:
             raise PluginError(
@@ -92,13 +93,23 @@ class Plugin:
         check_members(factory, self.group, self.where)
         return factory  # type: ignore[no-any-return]  # checked to be callable by check_members
 
-    def _install_hint(self) -> str:
+    def _install_hint(self, missing: str) -> str:
         dist = self.entry_point.dist
         extras = (dist.metadata.get_all("Provides-Extra") or []) if dist else []
         name = dist.name if dist else "its distribution"
+        if missing.partition(".")[0] in self._own_packages():
+            return f"{name} itself is incomplete; pip install --force-reinstall {name}"
         if self.name in extras:
             return f"pip install '{name}[{self.name}]'"
         return f"install what {name} depends on, e.g. pip install --upgrade {name}"
+
+    def _own_packages(self) -> set[str]:
+        """Import packages that come with the plugin, as far as its distribution's entry points and name tell."""
+        dist = self.entry_point.dist
+        own = {self.entry_point.module, *(entry.module for entry in (dist.entry_points if dist else ()))}
+        if dist:
+            own.add(dist.name.replace("-", "_"))
+        return {module.partition(".")[0] for module in own}
 
 
 def plugins(group: Group) -> list[Plugin]:
@@ -134,7 +145,7 @@ def create(group: Group, name: str, *args: Any, **options: Any) -> Any:
         options: what a user configured.
 
     Raises:
-        PluginError: there is no such plugin, or it does not keep to its protocol.
+        PluginError: there is no such plugin, or it does not keep to its protocol, or fails on its own.
         ConfigError: an option is unknown or has an impossible value.
     """
     plugin = find(group, name)
@@ -148,8 +159,12 @@ def create(group: Group, name: str, *args: Any, **options: Any) -> Any:
         )
     try:
         made = factory(*args, **options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{group.kind} {name!r} refuses its options {options}: {error}") from error
+    except SpecGrammarError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{group.kind} {name!r} refuses its options {show(options)}: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{plugin.where} cannot be made: {type(error).__name__}: {error}") from error
     for member in group.properties:
         if not hasattr(made, member):
             raise _refusal(plugin.where, member, "a property", "nothing", f"define {member}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from specgrammar.config import Config
 from specgrammar.errors import ConfigError
-from specgrammar.spec.sampling import SamplingParams
+from specgrammar.protocols.spec import Proposal
+from specgrammar.spec.accept import check_acceptance
+from specgrammar.spec.sampling import AcceptMethod, SamplingParams
 
 
 def test_from_toml_reads_every_field() -> None:
@@ -42,12 +44,22 @@ def test_config_is_frozen() -> None:
     ("values", "words"),
     [
         ({"bakend": "xgrammar"}, ["unknown key 'bakend'", "backend"]),
-        ({"backend": 3}, ["backend = 3", "a name"]),
+        ({"backend": 3}, ["backend = 3", "text"]),
+        ({"backend": ""}, ["backend = ''", "not empty"]),
+        ({"algorithm": "\udcff"}, ["algorithm = '\\udcff'", "surrogate"]),
         ({"backend_options": ["a"]}, ["backend_options", "a table"]),
+        ({"algorithm_options": {1: 2}}, ["algorithm_options = {1: 2}", "by name"]),
+        ({"acceptance": ["rejection"]}, ["acceptance = ['rejection']", "target_only"]),
         ({"acceptance": "typical"}, ["'typical'", "target_only", "rejection"]),
-        ({"max_batch_size": 0}, ["max_batch_size = 0", "at least 1"]),
-        ({"max_batch_size": True}, ["max_batch_size = True", "whole number"]),
-        ({"max_batch_size": 2.0}, ["max_batch_size = 2.0", "whole number"]),
+        ({"max_batch_size": 0}, ["max_batch_size = 0", ">= 1"]),
+        ({"max_batch_size": True}, ["max_batch_size = True", "integer"]),
+        ({"max_batch_size": 2.0}, ["max_batch_size = 2.0", "integer"]),
+        ({"max_batch_size": 65_537}, ["max_batch_size = 65537", "<= 65536"]),
+        ({"max_batch_size": 2**70}, ["max_batch_size = 1180591620717411303424", "<= 65536"]),
+        ({"compile_timeout_s": float("inf")}, ["compile_timeout_s = inf", "<= 86400"]),
+        ({"compile_timeout_s": 10**400}, ["compile_timeout_s = 1000", "<= 86400"]),
+        ({"compile_timeout_s": True}, ["compile_timeout_s = True"]),
+        ({"compile_timeout_s": "3"}, ["compile_timeout_s = '3'"]),
         ({"compile_timeout_s": 0}, ["compile_timeout_s = 0"]),
         ({"compile_timeout_s": float("nan")}, ["compile_timeout_s = nan"]),
     ],
@@ -61,11 +73,25 @@ def test_impossible_values_are_refused_with_the_reason(values: dict[str, Any], w
 def test_broken_toml_and_missing_files_are_config_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not TOML"):
         Config.from_toml("backend = ")
+    for hostile in ("max_batch_size = " + "9" * 5_000, "x = " + "[" * 5_000, "x = 0x" + "f" * 5_000):
+        with pytest.raises(ConfigError, match="^config: "):
+            Config.from_toml(hostile)
     with pytest.raises(ConfigError, match="cannot be read"):
         Config.from_file(tmp_path / "missing.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
         Config.from_file(tmp_path / "binary.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Config.from_file("a\0b")
+
+
+def test_a_file_is_named_and_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(b'\xef\xbb\xbfbackend = "llguidance"\r\n')
+    assert Config.from_file(file).backend == "llguidance"
+    file.write_text("max_batch_size = 0")
+    with pytest.raises(ConfigError, match=r"config\.toml: config: max_batch_size = 0"):
+        Config.from_file(file)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +107,37 @@ def test_broken_toml_and_missing_files_are_config_errors(tmp_path: Path) -> None
         {"min_p": 1.5},
         {"seed": -1},
         {"seed": 2**63},
+        {"temperature": 10**400, "top_k": 2**70},
+        {"temperature": "1"},
+        {"temperature": True},
+        {"temperature": None},
+        {"top_k": 2**31},
+        {"top_k": 2**70},
+        {"top_k": 1.5},
+        {"top_k": True},
+        {"top_p": float("nan")},
+        {"top_p": "1"},
+        {"top_p": True},
+        {"min_p": float("nan")},
+        {"min_p": False},
+        {"seed": 0.5},
+        {"seed": "x"},
+        {"seed": True},
     ],
 )
 def test_sampling_parameters_out_of_range_are_refused_by_name(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(values))):
+    with pytest.raises(ConfigError, match=f"^sampling: {next(reversed(values))} = "):
         SamplingParams(**values)
+
+
+def test_sampling_parameters_at_their_bounds_are_taken() -> None:
+    SamplingParams(temperature=1, top_k=2**31 - 1, top_p=1, min_p=0, seed=2**63 - 1)
+    assert SamplingParams(0).greedy
+
+
+def test_there_is_one_list_of_acceptance_methods() -> None:
+    for method in get_args(AcceptMethod):
+        assert Config(acceptance=method).acceptance == method
+        check_acceptance(method, Proposal.SAMPLED)
+    with pytest.raises(ConfigError, match="^acceptance = 'typical'; expected 'target_only' or 'rejection'$"):
+        check_acceptance("typical", Proposal.SAMPLED)

@@ -48,6 +48,7 @@ class ToyTarget:
     cache: dict[str, list[int]] = field(default_factory=dict)
     num_forwards: int = 0
     max_length: int | None = None
+    max_batch_size: int | None = None
     _tree: DraftTree | None = None
 
     def add(self, request_id: str, tokens: Sequence[int]) -> None:

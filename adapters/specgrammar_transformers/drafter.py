@@ -82,14 +82,14 @@ class TransformersDrafter:
         rows = [
             row
             for row, view in enumerate(batch.requests)
-            if len(view.tokens) + num_tokens <= self._cached.max_length
+            if view.num_tokens + num_tokens <= self._cached.max_length
         ]
         if num_tokens == 0 or not rows:
             return tokens, q
         views = [batch.requests[row] for row in rows]
         logits = self._catch_up(views)
         for column in range(num_tokens):
-            positions = np.array([len(view.tokens) + column for view in views], dtype=np.int64)
+            positions = np.array([view.num_tokens + column for view in views], dtype=np.int64)
             params = [view.sampling for view in views]
             if q is None:
                 chosen = logits.argmax(dim=-1)
@@ -124,13 +124,13 @@ class TransformersDrafter:
             self._cached.start(view.request_id)
             self._requests[view.request_id] = _Cached()
         cached = self._requests[view.request_id]
-        most = min(len(cached.tokens), len(view.tokens) - 1)
+        most = min(len(cached.tokens), view.num_tokens - 1)
         kept = min(cached.num_committed, most)
         while kept < most and cached.tokens[kept] == view.tokens[kept]:
             kept += 1
         self._cached.truncate(view.request_id, kept)
         del cached.tokens[kept:]
-        cached.num_committed = len(view.tokens)
+        cached.num_committed = view.num_tokens
         return kept
 
     def _run(self, views: Sequence[RequestView], chains: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -42,6 +42,7 @@ class TransformersTarget:
             ModelError: the model cannot verify trees (see `architecture`).
         """
         self._cached = CachedModel(model, max_batch_size)
+        self._max_batch_size = max_batch_size
         self._launched_step: int | None = None
 
     @property
@@ -53,6 +54,11 @@ class TransformersTarget:
     def vocab_size(self) -> int:
         """Columns of the logits."""
         return self._cached.vocab_size
+
+    @property
+    def max_batch_size(self) -> int:
+        """Most requests at a time."""
+        return self._max_batch_size
 
     @property
     def max_length(self) -> int:
@@ -92,11 +98,11 @@ class TransformersTarget:
             )
         for request, size in zip(batch.requests, np.diff(tree.cu_nodes).tolist(), strict=True):
             deepest = min(request.max_draft_tokens, size - 1)
-            self._cached.check_fits(request.request_id, len(request.tokens) + deepest)
+            self._cached.check_fits(request.request_id, request.num_tokens + deepest)
             cached = self._cached.length(request.request_id)
-            if cached != len(request.tokens) - 1:
+            if cached != request.num_tokens - 1:
                 raise ModelError(
-                    f"request {request.request_id!r} has {len(request.tokens)} tokens, but {cached} are cached "
+                    f"request {request.request_id!r} has {request.num_tokens} tokens, but {cached} are cached "
                     "(all but the last should be); commit each step's paths before the next `verify`"
                 )
         layout = layout_of_tree(tree, self.torch_device)

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_rollback, check_row, dead_end, ended, one_line
+from specgrammar.grammar.native import BitmaskGuard, check_filled, check_rollback, check_row, dead_end, ended, one_line
 from specgrammar.protocols.grammar import Vocabulary
 
 
@@ -92,19 +92,20 @@ class LLGuidanceMatcher:
         del self._tokens[-num_tokens:]
         self._finished = False
 
-    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> bool:
+    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> None:
         """See `GrammarMatcher.fill_bitmask`."""
         address = self._guard.handle(bitmask)
         check_row(bitmask, row)
         if self._finished:
             raise ended(bitmask, row)
         self._native.unsafe_compute_mask_ptr(address + row * self._row_bytes, self._row_bytes)
-        return self.check_filled(bitmask, row)
+        self.check_filled(bitmask, row)
 
-    def check_filled(self, bitmask: NDArray[np.int32], row: int) -> bool:
-        """Judge the row that the native matcher has just filled; returns and raises like `fill_bitmask`."""
+    def check_filled(self, bitmask: NDArray[np.int32], row: int) -> None:
+        """Judge the row that the native matcher has just filled; raises like `fill_bitmask`."""
         if not self._native.is_error():
-            return self._guard.restricts(bitmask, row)
+            check_filled(bitmask, row)
+            return
         bitmask[row] = 0
         if one_line(self._native.get_error()).startswith("NoExtension"):
             self._replay()
@@ -120,7 +121,9 @@ class LLGuidanceMatcher:
 
     def _replay(self) -> None:
         self._native = self._template.deep_copy()
-        self._native.try_consume_tokens(self._tokens)
+        text = self._tokens[: len(self._tokens) - self._finished]
+        if text and self._native.try_consume_tokens(text) < len(text):
+            raise MatcherError(f"llguidance: lost its state: {one_line(self._native.get_error())}")
 
     def fork(self) -> LLGuidanceMatcher:
         """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""

@@ -13,7 +13,7 @@ import xgrammar
 from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
+from specgrammar.grammar.native import BitmaskGuard, check_filled, check_row, ended, one_line
 from specgrammar.language.frontend import rules_of
 from specgrammar.language.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
@@ -133,7 +133,7 @@ class XGrammarBackend:
             return failures | self._one_by_one(live, matchers, bitmask, rows)
         for i in live:
             try:
-                self._guard.restricts(bitmask, rows[i])
+                check_filled(bitmask, rows[i])
             except DeadEndError as error:
                 failures[i] = error
         return failures

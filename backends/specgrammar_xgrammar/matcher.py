@@ -10,7 +10,7 @@ import xgrammar
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_rollback, check_row, ended, one_line
+from specgrammar.grammar.native import BitmaskGuard, check_filled, check_rollback, check_row, ended, one_line
 
 
 class XGrammarMatcher:
@@ -74,7 +74,7 @@ class XGrammarMatcher:
             self._num_accepted -= num_tokens
             self._finished = False
 
-    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> bool:
+    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> None:
         """See `GrammarMatcher.fill_bitmask`."""
         handle = self._guard.handle(bitmask)
         check_row(bitmask, row)
@@ -84,7 +84,7 @@ class XGrammarMatcher:
             self._fill(handle, row, False)
         except RuntimeError as error:
             raise MatcherError(f"xgrammar: {one_line(error)}") from error
-        return self._guard.restricts(bitmask, row)
+        check_filled(bitmask, row)
 
     def fork(self) -> XGrammarMatcher:
         """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""

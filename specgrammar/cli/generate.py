@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from specgrammar.checks import show
 from specgrammar.cli.prompts import Prompt, prompts_from
 from specgrammar.cli.report import print_output, print_summary
 from specgrammar.config import Config
 from specgrammar.errors import ConfigError
+from specgrammar.grammar.stops import StopRules
 from specgrammar.registry import ADAPTERS, find
 from specgrammar.spec.sampling import SamplingParams
 
@@ -80,9 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
     sampling = SamplingParams(
         arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p, arguments.seed
     )
-    if arguments.max_new_tokens < 1:
-        raise ConfigError(f"--max-new-tokens {arguments.max_new_tokens}; expected at least 1")
+    # Refused here, before a model is loaded.
+    stops = StopRules(stop_strings=tuple(arguments.stop), max_new_tokens=arguments.max_new_tokens)
     prompts = prompts_from(arguments)
+    config = dataclasses.replace(config, max_batch_size=min(config.max_batch_size, len(prompts)))
     load_adapter = find(ADAPTERS, "transformers").load()
 
     from specgrammar.runtime.engine import Engine
@@ -91,10 +95,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.model,
         device=arguments.device,
         dtype=arguments.dtype,
-        max_batch_size=min(config.max_batch_size, len(prompts)),
+        max_batch_size=config.max_batch_size,
     )
     engine = Engine.build(config, adapter)
-    requests = [_request(prompt, sampling, arguments, adapter) for prompt in prompts]
+    requests = [_request(prompt, sampling, stops, arguments, adapter) for prompt in prompts]
     begin = time.perf_counter()
     outputs = list(_shown(engine.generate(requests), prompts, arguments))
     print_summary(outputs, engine.trace, config, time.perf_counter() - begin, arguments.output)
@@ -128,15 +132,19 @@ def _options(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise ConfigError(f"option {pair!r}: expected KEY=VALUE")
+            raise ConfigError(f"option {show(pair)}: expected KEY=VALUE")
         try:
             options[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             options[key] = value
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits, 1,000 brackets
+            raise ConfigError(f"option {show(pair)}: {error}") from error
     return options
 
 
-def _request(prompt: Prompt, sampling: SamplingParams, arguments: argparse.Namespace, adapter: Any) -> Request:
+def _request(
+    prompt: Prompt, sampling: SamplingParams, stops: StopRules, arguments: argparse.Namespace, adapter: Any
+) -> Request:
     from specgrammar.runtime.request import Request
 
     encode = adapter.encode_raw if arguments.raw_prompt else adapter.encode_prompt
@@ -146,7 +154,7 @@ def _request(prompt: Prompt, sampling: SamplingParams, arguments: argparse.Names
         prompt.grammar,
         sampling,
         arguments.max_new_tokens,
-        tuple(arguments.stop),
+        stops.stop_strings,
         logprobs=arguments.logprobs,
     )
 

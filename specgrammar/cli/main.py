@@ -11,14 +11,24 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import NoReturn
 
 from specgrammar.cli import generate, model, plugins
-from specgrammar.errors import SpecGrammarError
+from specgrammar.errors import ConfigError, SpecGrammarError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser for which a wrong call is an error like any other, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the call."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    top = argparse.ArgumentParser(prog="specgrammar", description="Grammar-constrained speculative decoding.")
+    top = Parser(prog="specgrammar", description="Grammar-constrained speculative decoding.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (generate, plugins, model):
         command.add_parser(commands)
@@ -27,8 +37,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; every failure is one line on standard error, never a traceback."""
-    arguments = parser().parse_args(argv)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # data, whatever the locale can show
     try:
+        arguments = parser().parse_args(argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
@@ -47,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"specgrammar: error: {' '.join(message.split())}", file=sys.stderr)
+    text = " ".join(message.split()).encode(errors="backslashreplace").decode()  # a path may be any bytes
+    print(f"specgrammar: error: {text}", file=sys.stderr)
     return status
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specgrammar.checks import check_text, show
 from specgrammar.errors import ConfigError
 from specgrammar.protocols.grammar import GrammarSpec
 
@@ -45,7 +46,8 @@ def prompts_from(arguments: argparse.Namespace) -> list[Prompt]:
 
 
 def _lines(path: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(_read(Path(path)).splitlines(), 1):
+    # At line feeds alone: `splitlines` also splits at U+2028 and others, which JSON allows inside a string.
+    for number, line in enumerate(_read(Path(path)).split("\n"), 1):
         if line.strip():
             yield f"{path}:{number}", line
 
@@ -53,6 +55,11 @@ def _lines(path: str) -> Iterator[tuple[str, str]]:
 def _parse(line: str, where: str, default: GrammarSpec | None, arguments: argparse.Namespace) -> Prompt:
     try:
         entry = json.loads(line)
+        json.dumps(entry, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{where}: a lone surrogate (\\ud800 to \\udfff without the other half); write the whole character"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not a JSON object: {error}") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
@@ -63,9 +70,9 @@ def _parse(line: str, where: str, default: GrammarSpec | None, arguments: argpar
                 f"{where}: {key} is not supported: a draft tree's nodes would need it each by itself"
             )
         if key not in _KEYS:
-            raise ConfigError(f"{where}: unknown key {key!r}; known: {', '.join(_KEYS)}")
-    if not isinstance(entry.get("id"), str | int):
-        raise ConfigError(f"{where}: expected a string 'id'")
+            raise ConfigError(f"{where}: unknown key {show(key)}; known: {', '.join(_KEYS)}")
+    if not isinstance(entry.get("id"), str | int) or isinstance(entry["id"], bool) or entry["id"] == "":
+        raise ConfigError(f"{where}: expected a string 'id' that is not empty")
     named = [key for key in CONSTRAINTS if key in entry]
     if len(named) > 1:
         raise ConfigError(f"{where}: {' and '.join(named)}: at most one constraint a prompt")
@@ -96,6 +103,8 @@ def _spec(kind: str, value: Any, where: str, json_options: Mapping[str, Any]) ->
     if kind == "choice":
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ConfigError(f"{where}: choice is a list of strings")
+        for item in value:
+            check_text(f"{where}: choice", item, empty=True)
         return GrammarSpec.choice(value)
     if not isinstance(value, str):
         raise ConfigError(f"{where}: {kind} is a string")
@@ -117,12 +126,13 @@ def _text_or_file(value: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or a NUL in the path
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
 def _checked(prompt: Prompt, where: str) -> Prompt:
+    check_text(f"{where}: prompt", prompt.text, empty=True)
     if not prompt.text.strip():
         raise ConfigError(f"{where}: the prompt is empty; give it some text")
     return prompt

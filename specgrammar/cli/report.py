@@ -62,6 +62,7 @@ def summary(outputs: Sequence[RequestOutput], trace: Trace, config: Config, seco
         "num_accepted": trace.num_accepted,
         "num_rejected_by_grammar": trace.num_rejected_by_grammar,
         "num_rejected_by_target": trace.num_rejected_by_target,
+        "num_stale_drafts": trace.num_stale_drafts,
         "seconds": round(seconds, 4),
         "tokens_per_second": round(num_tokens / seconds, 2) if seconds else 0.0,
         "seconds_by_stage": {stage: round(spent, 4) for stage, spent in trace.seconds.items()},

@@ -1,4 +1,4 @@
-"""`BitmaskRing`: the bitmask memory of a few steps, reused in turn."""
+"""`BitmaskRing`: the bitmask memory of a few steps, used again and again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specgrammar.protocols.staging import Device, Event
 
 
 class RingSlot:
-    """One slot: host rows, the same memory as a tensor, and where it is uploaded to."""
+    """A `BitmaskSlot`: rows and owners on the host, and where they are uploaded to."""
 
     def __init__(self, device: Device, num_words: int) -> None:
         """An empty slot; `reserve` gives it memory."""
@@ -26,14 +26,23 @@ class RingSlot:
 
         A fresh 128 MB of rows costs 57 ms of page faults, writing to touched ones a tenth of that.
         """
-        on_host = self._device.torch_device.type == "cpu"
-        self.tensor = torch.zeros(
-            (num_rows, self._num_words), dtype=torch.int32, pin_memory=self._device.can_pin and not on_host
-        )
-        self.rows: NDArray[np.int32] = self.tensor.numpy()
-        self.device_tensor = (
-            self.tensor if on_host else torch.empty_like(self.tensor, device=self._device.torch_device)
-        )
+        rows, device_rows = self._memory(num_rows, self._num_words)
+        owners, device_owners = self._memory(num_rows)
+        self.host_rows, self.device_rows = rows, device_rows
+        self.host_owners, self.device_owners = owners, device_owners
+        self.rows: NDArray[np.int32] = rows.numpy()
+        self.owners: NDArray[np.int32] = owners.numpy()
+
+    def _memory(self, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Host memory and the device's for the same."""
+        host = torch.zeros(shape, dtype=torch.int32, pin_memory=self._device.can_pin)
+        if self._device.shares_host_memory:
+            return host, host
+        return host, torch.empty_like(host, device=self._device.torch_device)
+
+    def ready(self) -> bool:
+        """Whether nothing reads this memory any more; never blocks."""
+        return self._upload is None or self._upload.done()
 
     def wait(self) -> None:
         """Wait until the upload that reads this memory is done."""
@@ -42,12 +51,17 @@ class RingSlot:
             self._upload = None
 
     def release(self, event: Event | None) -> None:
-        """Give the slot back; it is handed out again only after `event`."""
+        """Give the slot back; it is handed out again only after `event`.
+
+        Raises SpecGrammarError for a slot that is not held: a second release would undo the first one's guard.
+        """
+        if not self.held:
+            raise SpecGrammarError("this bitmask slot was released already; its holder releases it once")
         self._upload, self.held = event, False
 
 
 class BitmaskRing:
-    """A `BitmaskAllocator` that hands out its slots in turn, each guarded by the upload that reads it."""
+    """A `BitmaskAllocator` over a few slots, each guarded by the upload that reads it."""
 
     def __init__(self, device: Device, num_words: int, num_slots: int = 3) -> None:
         """Make an empty ring.
@@ -55,27 +69,29 @@ class BitmaskRing:
         Args:
             device: where masks go; pinned memory is used where it can pin.
             num_words: int32 words in a row, `Vocabulary.num_words`.
-            num_slots: steps in flight before one must wait for the oldest upload; at least 1.
+            num_slots: masks that may be held at once, and uploads in flight before one must wait; at least 1.
         """
         if num_slots < 1:
             raise ConfigError(f"num_slots = {num_slots}; a ring needs at least one slot")
-        self._slots = [RingSlot(device, num_words) for _ in range(num_slots)]
-        self._next = 0
+        self._slots = [RingSlot(device, num_words) for _ in range(num_slots)]  # used longest ago first
 
     def acquire(self, num_rows: int) -> RingSlot:
-        """The next slot, with room for `num_rows`; what is in its rows is stale.
+        """A free slot with room for `num_rows`; what is in its rows is stale.
 
-        Raises SpecGrammarError when its holder never released it.
+        The one that was used longest ago among those whose upload is done; if there is none, waits for the
+        oldest upload. Raises SpecGrammarError when all slots are held.
         """
-        slot = self._slots[self._next]
-        if slot.held:
+        free = [slot for slot in self._slots if not slot.held]
+        if not free:
             raise SpecGrammarError(
                 f"all {len(self._slots)} bitmask slots are held; release each slot after its upload "
-                "(GrammarMask.upload or .discard does), or give the ring more slots"
+                "(GrammarMask.apply or .discard does), or give the ring more slots"
             )
-        self._next = (self._next + 1) % len(self._slots)
+        slot = next((slot for slot in free if slot.ready()), free[0])
         slot.wait()
         if num_rows > len(slot.rows):
             slot.reserve(max(num_rows, 2 * len(slot.rows)))
+        self._slots.remove(slot)
+        self._slots.append(slot)
         slot.held = True
         return slot

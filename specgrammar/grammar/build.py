@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specgrammar.errors import RequestError, TreeError
+from specgrammar.errors import ConfigError, TreeError
+from specgrammar.grammar.filling import Filling, fill_alone, fill_together
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.session import GrammarSession
-from specgrammar.protocols.grammar import NodeStatus, SupportsBatchFill, Vocabulary
+from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.staging import BitmaskAllocator, Device, StagedTree
 from specgrammar.trees.tree import HostTree
 from specgrammar.trees.validate import validate_tree
@@ -25,7 +26,6 @@ def build_grammar_mask(
     vocabulary: Vocabulary,
     *,
     barrier: Callable[[], None] | None = None,
-    batch_fill: SupportsBatchFill | None = None,
 ) -> GrammarMask:
     """Build the mask of a step in the compact layout: only live nodes have a row.
 
@@ -39,7 +39,6 @@ def build_grammar_mask(
         device: where the mask is applied.
         vocabulary: the target's.
         barrier: called first: moves the grammar over what earlier steps committed (`Ledger.advance_pending`).
-        batch_fill: a backend that fills many matchers' rows in one call; used for requests without drafts.
 
     Raises:
         TreeError: the tree is malformed or does not have one request per session.
@@ -50,11 +49,11 @@ def build_grammar_mask(
     slot = allocator.acquire(len(tree.draft_tokens))
     rows = MaskRows(slot.rows, len(tree.draft_tokens))
     try:
-        fill_rows(sessions, tree, rows, batch_fill)
+        fill_rows(sessions, tree, rows)
+        return GrammarMask(rows, slot, device, vocabulary.vocab_size)
     except BaseException:
         slot.release(None)
         raise
-    return GrammarMask(rows, slot, device, vocabulary.vocab_size)
 
 
 def fill_dense(
@@ -68,57 +67,38 @@ def fill_dense(
     Args:
         sessions: one per request of the tree, in its order.
         tree: the batch's trees.
-        bitmask: C-contiguous int32 `[>= num_nodes, num_words]`.
+        bitmask: C-contiguous, writeable int32 `[>= num_nodes, num_words]`.
+
+    Raises:
+        TreeError: the tree is malformed or does not have one request per session.
+        ConfigError: the buffer is not to contract.
     """
     num_nodes = len(tree.draft_tokens)
-    if bitmask.dtype != np.int32 or bitmask.ndim != 2 or not bitmask.flags.c_contiguous:
-        raise TreeError("fill_dense: the bitmask must be a C-contiguous int32 array [rows, words]")
-    if len(bitmask) < num_nodes:
-        raise TreeError(f"fill_dense: the bitmask has {len(bitmask)} rows for {num_nodes} nodes")
+    num_words = sessions[0].vocabulary.num_words if sessions else 0
+    flags = bitmask.flags
+    if bitmask.dtype != np.int32 or bitmask.ndim != 2 or not flags.c_contiguous or not flags.writeable:
+        raise ConfigError("fill_dense: the bitmask must be a C-contiguous, writeable int32 array [rows, words]")
+    if len(bitmask) < num_nodes or (sessions and bitmask.shape[1] != num_words):
+        raise ConfigError(
+            f"fill_dense: the bitmask is {list(bitmask.shape)}; expected at least {num_nodes} rows (nodes) "
+            f"of {num_words} words (vocabulary)"
+        )
     bitmask[:num_nodes] = -1
     rows = MaskRows(bitmask, num_nodes, dense=True)
     fill_rows(sessions, tree, rows)
     return rows.status
 
 
-def fill_rows(
-    sessions: Sequence[GrammarSession],
-    tree: HostTree,
-    rows: MaskRows,
-    batch_fill: SupportsBatchFill | None = None,
-) -> None:
-    """Walk every request's tree into `rows`."""
+def fill_rows(sessions: Sequence[GrammarSession], tree: HostTree, rows: MaskRows) -> None:
+    """Walk every request's tree into `rows`; requests of a backend that can are filled together."""
     validate_tree(tree)
     if len(sessions) != len(tree.cu_nodes) - 1:
         raise TreeError(f"{len(sessions)} sessions for a tree of {len(tree.cu_nodes) - 1} requests")
-    walks = list(zip(sessions, RequestNodes.of(tree), strict=True))
-    if batch_fill is not None:
-        walks = _fill_lone_roots(walks, rows, batch_fill)
-    for session, nodes in walks:
-        session.fill(nodes, rows)
-
-
-Walk = tuple[GrammarSession, RequestNodes]
-
-
-def _fill_lone_roots(walks: list[Walk], rows: MaskRows, batch_fill: SupportsBatchFill) -> list[Walk]:
-    """Fill the requests that have no drafts in one native call; returns the others."""
-    lone = [w for w in walks if len(w[1].tokens) == 1 and w[0].finish is None and w[0].engaged]
-    if len(lone) < 2:
-        return walks
-    matchers = [session.cursor.matcher for session, _ in lone if session.cursor is not None]
-    failures = batch_fill.fill_bitmasks(matchers, rows.bitmask, range(len(lone)))
-    for row, (session, nodes) in enumerate(lone):
-        if row in failures:
-            rows.num_rows += 1  # a row without an owner; nothing is masked with it
-            session.fail(_as_request_error(failures[row]))
+    together = []
+    for session, nodes in zip(sessions, RequestNodes.of(tree), strict=True):
+        filling = Filling(session, nodes, rows)
+        if session.batch_fill is None:
+            fill_alone(filling)
         else:
-            rows.put(nodes, [NodeStatus.LIVE], [0])
-    done = {id(session) for session, _ in lone}
-    return [w for w in walks if id(w[0]) not in done]
-
-
-def _as_request_error(error: Exception) -> RequestError:
-    from specgrammar.errors import MatcherError
-
-    return error if isinstance(error, RequestError) else MatcherError(f"{type(error).__name__}: {error}")
+            together.append((session.batch_fill, filling))
+    fill_together(together, rows)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 
-from specgrammar.errors import ConfigError, GrammarCompileError
+from specgrammar.checks import check_number
+from specgrammar.errors import GrammarCompileError
 from specgrammar.grammar.native import one_line
 from specgrammar.language.source import check_source
 from specgrammar.protocols.grammar import CompiledGrammar, GrammarBackend, GrammarSpec
+
+MAX_TIMEOUT_S = 86_400
+"""The longest time limit, a day: waits of the standard library overflow on what is much longer."""
 
 
 def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: float = 30.0) -> CompiledGrammar:
@@ -20,13 +24,13 @@ def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: fl
     Args:
         backend: compiles.
         spec: the grammar; checked against the limits on size before the backend sees it.
-        timeout_s: seconds to wait, more than 0.
+        timeout_s: seconds to wait, above 0 and at most `MAX_TIMEOUT_S`.
 
     Raises:
+        ConfigError: an impossible time limit.
         GrammarCompileError: the grammar is broken, too large or too slow, or the backend failed.
     """
-    if not timeout_s > 0:
-        raise ConfigError(f"compile: timeout_s = {timeout_s!r}; expected > 0")
+    check_number("compile: timeout_s", timeout_s, 0, MAX_TIMEOUT_S, above=True)
     check_source(spec)
     results: queue.SimpleQueue[CompiledGrammar | BaseException] = queue.SimpleQueue()
 
@@ -36,7 +40,10 @@ def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: fl
         except BaseException as error:  # whatever a backend raises is handed to the caller
             results.put(error)
 
-    threading.Thread(target=work, name="specgrammar-compile", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="specgrammar-compile", daemon=True).start()
+    except RuntimeError as error:  # the system has no thread left
+        raise GrammarCompileError(f"{spec.kind}: no thread to compile in: {one_line(error)}") from error
     try:
         result = results.get(timeout=timeout_s)
     except queue.Empty:

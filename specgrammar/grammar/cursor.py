@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from specgrammar.grammar.gate import Gate
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 
@@ -14,7 +11,7 @@ from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 class Cursor:
     """Where a request's grammar stands: before its gate the gate moves, behind it the matcher.
 
-    Steps are speculative until `settle`: `restore(mark)` undoes them. Ids outside the vocabulary are illegal
+    Steps are speculative until `settle`: `restore` undoes them. Ids outside the vocabulary are illegal
     and reach neither gate nor matcher.
     """
 
@@ -26,8 +23,11 @@ class Cursor:
         self._gate_state = 0
         self._open_state = gate.open_state if gate is not None else 0
         self._trail: list[int] = []  # the gate's state before each step that is not settled
-        # Bound once: the walk calls them for every node.
-        self._accept, self._rollback = matcher.accept, matcher.rollback
+
+    @property
+    def gate_state(self) -> int:
+        """Where the gate stands."""
+        return self._gate_state
 
     @property
     def engaged(self) -> bool:
@@ -40,19 +40,12 @@ class Cursor:
             return False
         before = self._gate_state
         if before == self._open_state:
-            if not self._accept(token):
+            if not self.matcher.accept(token):
                 return False
         elif self.gate is not None:
             self._gate_state = self.gate.step(before, token)
         self._trail.append(before)
         return True
-
-    def back(self) -> None:
-        """Undo the last step."""
-        before = self._trail.pop()
-        if before == self._open_state:
-            self._rollback(1)
-        self._gate_state = before
 
     def step_all(self, tokens: Sequence[int]) -> int:
         """Step until the first illegal token; returns how many steps were made, natively where engaged."""
@@ -63,24 +56,15 @@ class Cursor:
                 return index
         return len(tokens)
 
-    def fill(self, bitmask: NDArray[np.int32], row: int) -> None:
-        """Write what is legal next; only where `engaged`. Raises DeadEndError or MatcherError."""
-        self.matcher.fill_bitmask(bitmask, row)
-
-    def mark(self) -> int:
-        """A point to `restore` to; valid until the next `settle`."""
-        return len(self._trail)
-
-    def restore(self, mark: int) -> None:
-        """Undo every step behind `mark`, in one rollback of the matcher."""
-        undone = self._trail[mark:]
-        if not undone:
+    def restore(self) -> None:
+        """Undo every step since the last `settle`, in one rollback of the matcher."""
+        if not self._trail:
             return
-        del self._trail[mark:]
-        num_accepted = undone.count(self._open_state)
-        self._gate_state = undone[0]
+        num_accepted = self._trail.count(self._open_state)
+        self._gate_state = self._trail[0]
+        self._trail.clear()
         if num_accepted:
-            self._rollback(num_accepted)
+            self.matcher.rollback(num_accepted)
 
     def settle(self) -> None:
         """Make all steps final."""

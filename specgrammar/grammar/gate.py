@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specgrammar.errors import ConfigError
+from specgrammar.checks import refused, token_ids
 
 
 class Gate:
@@ -21,11 +21,9 @@ class Gate:
 
     def __init__(self, marker: Sequence[int]) -> None:
         """Build the automaton; raises ConfigError for an empty marker or negative ids."""
-        self.marker = tuple(marker)
-        if not self.marker or min(self.marker) < 0:
-            raise ConfigError(
-                f"gate: the marker is {list(marker)}; give at least one token id, all of them >= 0"
-            )
+        self.marker = token_ids("gate: marker", marker)
+        if not self.marker:
+            raise refused("gate: marker", marker, "at least one token id")
         self.open_state = len(self.marker)
         self._fallback = _borders(self.marker)
 

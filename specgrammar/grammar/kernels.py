@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specgrammar.trees.jit import HAS_TRITON, jit, require_triton
+from specgrammar.trees.jit import HAS_TRITON, device_of, jit, require_triton
 
 if TYPE_CHECKING or HAS_TRITON:
     import triton
@@ -61,7 +61,10 @@ def apply_rows(logits: torch.Tensor, bitmask: torch.Tensor, owners: torch.Tensor
         raise ValueError(f"one device expected: {logits.device}, {bitmask.device}, {owners.device}")
     if rows and columns:
         grid = (rows, triton.cdiv(columns, _BLOCK))
-        _apply_rows_kernel[grid](logits, logits.stride(0), bitmask, owners, num_words, columns, block=_BLOCK)
+        with device_of(logits):
+            _apply_rows_kernel[grid](
+                logits, logits.stride(0), bitmask, owners, num_words, columns, block=_BLOCK
+            )
 
 
 def _about(tensor: torch.Tensor) -> str:

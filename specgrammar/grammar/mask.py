@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specgrammar.errors import SpecGrammarError
 from specgrammar.grammar.rows import MaskRows
-from specgrammar.protocols.staging import BitmaskSlot, Device
+from specgrammar.protocols.staging import BitmaskSlot, Device, Event
 
 
 class GrammarMask:
     """The bitmask rows of a step, which logits row each is for, and what each node is.
 
-    Use it once: `upload` before the sampler, on the stream of the forward; then `apply`. Only rows of live
-    nodes exist. Rows of free nodes are left alone, and dead nodes (rejected, ended, padding) have none: that
-    nobody accepts them is `status`'s work, which the acceptance reads.
+    Use it once: `upload` before the sampler, on the stream of the forward; then `apply`. As a context manager
+    it gives its memory back also where the step fails in between. Only rows of live nodes exist. Rows of free
+    nodes are left alone, and dead nodes (rejected, ended, padding) have none: that nobody accepts them is
+    `status`'s work, which the acceptance reads.
 
     Attributes:
         status: int8 `[num_nodes]` of `NodeStatus`.
@@ -28,44 +31,53 @@ class GrammarMask:
     def __init__(self, rows: MaskRows, slot: BitmaskSlot, device: Device, vocab_size: int) -> None:
         """Take over a slot that `rows` was filled in."""
         self.status = rows.status
-        self.row_of_node = rows.row_of_node
         self.num_rows = rows.num_rows
         self.vocab_size = vocab_size
         self._device = device
         self._slot: BitmaskSlot | None = slot
-        self._rows: torch.Tensor | None = None
-        self._owners = _owners(rows)
+        self._uploaded: Event | None = None
+        owners = rows.owners
+        slot.owners[: len(owners)] = owners
+        self.row_of_node = np.full(len(self.status), -1, np.int32)
+        self.row_of_node[owners[owners >= 0]] = np.flatnonzero(owners >= 0)
+
+    def __enter__(self) -> Self:
+        """Nothing more to do."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Give the memory back if nobody did."""
+        self.discard()
 
     @property
     def bitmask(self) -> NDArray[np.int32]:
-        """The rows on the host, int32 `[num_rows, num_words]`; readable until `upload`."""
-        if self._slot is None:
-            raise SpecGrammarError("this mask was uploaded or discarded; its host rows belong to a later step")
-        return self._slot.rows[: self.num_rows]
+        """The rows on the host, int32 `[num_rows, num_words]`; readable until `apply` or `discard`."""
+        return self._held_slot().rows[: self.num_rows]
 
     def upload(self) -> None:
-        """Enqueue the copy of the rows to the device and give the host memory back behind it.
+        """Enqueue the copy of rows and owners to the device, and an event behind both.
 
-        On the CPU nothing is copied: the rows are read in place by `apply`, which gives them back.
+        The mask keeps its memory until `apply` or `discard`: the copy reads the host's, `apply` the device's.
+        A device that shares host memory gets no copy.
         """
-        slot = self._held_slot("upload")
-        device_rows = slot.device_tensor[: self.num_rows]
-        if slot.device_tensor is not slot.tensor:
-            if self.num_rows:
-                self._device.copy(device_rows, slot.tensor[: self.num_rows])
-            slot.release(self._device.record())
-            self._slot = None
-            self._owners = self._owners.to(self._device.torch_device, non_blocking=True)
-        self._rows = device_rows
+        slot, num_rows = self._held_slot(), self.num_rows
+        if self._uploaded is not None:
+            raise SpecGrammarError("upload twice: a mask belongs to one step")
+        self._uploaded = self._device.record()
+        if num_rows and not self._device.shares_host_memory:
+            self._device.copy(slot.device_rows[:num_rows], slot.host_rows[:num_rows])
+            self._device.copy(slot.device_owners[:num_rows], slot.host_owners[:num_rows])
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Set what the grammar forbids to -inf, in place.
+        """Set what the grammar forbids to -inf, in place, and give the memory back behind the upload.
+
+        On an accelerator this is enqueued on the current stream, on the CPU it is done when the call returns.
 
         Args:
             logits: float `[num_nodes, columns]`, row i for node i; `columns` may exceed the vocabulary.
         """
-        rows = self._rows
-        if rows is None:
+        slot = self._held_slot()
+        if self._uploaded is None:
             raise SpecGrammarError("apply before upload: call mask.upload() first")
         if logits.dim() != 2 or len(logits) != len(self.status):
             raise SpecGrammarError(
@@ -73,37 +85,31 @@ class GrammarMask:
             )
         logits[:, self.vocab_size :] = -torch.inf
         columns = min(logits.shape[1], self.vocab_size)
+        rows, owners = slot.device_rows[: self.num_rows], slot.device_owners[: self.num_rows]
         if logits.device.type == "cpu":
-            _apply_on_cpu(logits, rows.numpy(), self._owners, columns)
+            self._uploaded.wait()  # the host reads them here, and the host is in no stream's order
+            _apply_on_cpu(logits, rows.numpy(), owners.tolist(), columns)
         else:
             from specgrammar.grammar.kernels import apply_rows
 
-            apply_rows(logits, rows, self._owners, columns)
+            apply_rows(logits, rows, owners, columns)
         self.discard()
 
     def discard(self) -> None:
         """Give the memory back where the mask is not applied after all; calling it again does nothing."""
         if self._slot is not None:
-            self._slot.release(None)
-        self._slot = self._rows = None
+            self._slot.release(self._uploaded)
+            self._slot = None
 
-    def _held_slot(self, what: str) -> BitmaskSlot:
-        if self._slot is None or self._rows is not None:
-            raise SpecGrammarError(f"{what} twice: a mask belongs to one step")
+    def _held_slot(self) -> BitmaskSlot:
+        if self._slot is None:
+            raise SpecGrammarError("this mask was applied or discarded; its memory belongs to a later step")
         return self._slot
 
 
-def _owners(rows: MaskRows) -> torch.Tensor:
-    """int32 `[num_rows]`: the node of each row; -1 for a row whose fill failed."""
-    owners = np.full(rows.num_rows, -1, np.int32)
-    live = np.flatnonzero(rows.row_of_node >= 0)
-    owners[rows.row_of_node[live]] = live
-    return torch.from_numpy(owners)
-
-
-def _apply_on_cpu(logits: torch.Tensor, rows: NDArray[np.int32], owners: torch.Tensor, columns: int) -> None:
+def _apply_on_cpu(logits: torch.Tensor, rows: NDArray[np.int32], owners: list[int], columns: int) -> None:
     """Row by row, so that the unpacked bits stay in the cache."""
-    for row, owner in zip(rows, owners.tolist(), strict=True):
+    for row, owner in zip(rows, owners, strict=True):
         if owner >= 0:
             illegal = np.unpackbits(~row.view(np.uint8), count=columns, bitorder="little").view(np.bool_)
             logits[owner, :columns].masked_fill_(torch.from_numpy(illegal), -torch.inf)

@@ -21,7 +21,7 @@ Handle = TypeVar("Handle")
 
 
 class BitmaskGuard(Generic[Handle]):
-    """Checks and wraps bitmasks for one vocabulary, and judges rows that were filled.
+    """Checks and wraps bitmasks for one vocabulary.
 
     Thread-safe: its only state is replaced as a whole. It keeps the last array alive.
     """
@@ -29,10 +29,6 @@ class BitmaskGuard(Generic[Handle]):
     def __init__(self, vocabulary: Vocabulary, wrap: Callable[[NDArray[np.int32]], Handle]) -> None:
         self._num_words = vocabulary.num_words
         self._wrap = wrap
-        self._full = np.full(vocabulary.num_words, -1, np.int32)
-        if spare := vocabulary.vocab_size % 32:
-            self._full[-1] = (1 << spare) - 1
-        self._full_first = int(self._full[0])
         self._last: tuple[NDArray[np.int32] | None, Handle | None] = (None, None)
 
     def handle(self, bitmask: NDArray[np.int32]) -> Handle:
@@ -44,13 +40,6 @@ class BitmaskGuard(Generic[Handle]):
         handle = self._wrap(bitmask)
         self._last = (bitmask, handle)
         return handle
-
-    def restricts(self, bitmask: NDArray[np.int32], row: int) -> bool:
-        """Whether a filled row forbids anything; raises DeadEndError if it allows nothing."""
-        first = bitmask.item(row, 0)
-        if first == 0 and not bitmask[row].any():
-            raise dead_end()
-        return first != self._full_first or not np.array_equal(bitmask[row], self._full)
 
     def _check(self, bitmask: NDArray[np.int32]) -> None:
         if not isinstance(bitmask, np.ndarray):
@@ -68,6 +57,12 @@ def check_row(bitmask: NDArray[np.int32], row: int) -> None:
     """Raise MatcherError unless `row` is a row of `bitmask`."""
     if not 0 <= row < len(bitmask):
         raise MatcherError(f"row {row} is outside the bitmask's {len(bitmask)} rows")
+
+
+def check_filled(bitmask: NDArray[np.int32], row: int) -> None:
+    """Raise DeadEndError if a filled row allows nothing; looks at one word in nearly all cases."""
+    if not (bitmask.item(row, 0) or bitmask[row].any()):
+        raise dead_end()
 
 
 def dead_end() -> DeadEndError:

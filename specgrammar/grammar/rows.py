@@ -1,9 +1,8 @@
-"""Where a walk over a tree writes: rows of the bitmask, which node owns which, and what each node is."""
+"""Where a walk over a tree writes: rows of the bitmask, which node owns each, and what every node is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,6 +11,9 @@ from numpy.typing import NDArray
 
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.trees.tree import HostTree
+
+_PADDING, _REJECTED = int(NodeStatus.PADDING), int(NodeStatus.REJECTED)
+_LIVE = int(NodeStatus.LIVE)
 
 
 class RequestNodes(NamedTuple):
@@ -29,12 +31,10 @@ class RequestNodes(NamedTuple):
         tokens = tree.draft_tokens.tolist()
         next_token = tree.retrieve_next_token.tolist()
         next_sibling = tree.retrieve_next_sibling.tolist()
-        bounds = tree.cu_nodes.tolist()
-        for begin, end in pairwise(bounds):
+        for begin, end in pairwise(tree.cu_nodes.tolist()):
             yield cls(begin, tokens[begin:end], next_token[begin:end], next_sibling[begin:end])
 
 
-@dataclass
 class MaskRows:
     """The rows of one step, in one of two layouts.
 
@@ -43,39 +43,59 @@ class MaskRows:
 
     Attributes:
         bitmask: C-contiguous int32 `[capacity, num_words]`.
-        num_nodes: nodes of the whole batch.
-        dense: the layout.
-        status: int8 `[num_nodes]` of `NodeStatus`; fresh ones are PADDING, which nobody can accept.
-        row_of_node: int32 `[num_nodes]`, -1 where a node owns no row.
-        num_rows: rows written; in the compact layout they are the first ones.
     """
 
-    bitmask: NDArray[np.int32]
-    num_nodes: int
-    dense: bool = False
-    num_rows: int = 0
-    status: NDArray[np.int8] = field(init=False)
-    row_of_node: NDArray[np.int32] = field(init=False)
+    def __init__(self, bitmask: NDArray[np.int32], num_nodes: int, *, dense: bool = False) -> None:
+        """No rows yet, and `num_nodes` nodes that nobody can accept."""
+        self.bitmask = bitmask
+        self._dense = dense
+        self._status = [_PADDING] * num_nodes
+        self._owners: list[int] = []
 
-    def __post_init__(self) -> None:
-        self.status = np.zeros(self.num_nodes, np.int8)
-        self.row_of_node = np.full(self.num_nodes, -1, np.int32)
+    @property
+    def num_rows(self) -> int:
+        """Rows handed out; in the compact layout they are the first ones."""
+        return len(self._owners)
 
-    def put(self, nodes: RequestNodes, status: Sequence[int], live: Sequence[int]) -> None:
-        """Take over what a walk found: `live[k]` (local) owns the k-th row behind `num_rows`, or its own."""
-        self.status[nodes.first : nodes.first + len(status)] = status
-        owners = np.asarray(live, np.int32) + nodes.first
-        self.row_of_node[owners] = owners if self.dense else np.arange(self.num_rows, self.num_rows + len(live))
-        self.num_rows += len(live)
+    @property
+    def status(self) -> NDArray[np.int8]:
+        """The `NodeStatus` of every node, int8 `[num_nodes]`."""
+        return np.array(self._status, np.int8)
 
-    def put_free(self, nodes: RequestNodes, vocab_size: int) -> None:
-        """A request without a grammar: every node whose id is a token is free, and none needs a row."""
-        tokens = np.asarray(nodes.tokens)
-        status = np.where(tokens < vocab_size, NodeStatus.FREE, NodeStatus.REJECTED)
-        status[tokens < 0] = NodeStatus.PADDING
-        self.status[nodes.first : nodes.first + len(tokens)] = status
+    @property
+    def owners(self) -> NDArray[np.int32]:
+        """The node that each row is for, int32 `[num_rows]`; -1 for a row that nobody uses."""
+        owners = np.array(self._owners, np.int32)
+        live = self.status[owners] == _LIVE
+        return np.where(live, owners, np.int32(-1)).astype(np.int32)
 
-    def reset(self, nodes: RequestNodes) -> None:
-        """Forget a request whose walk failed: its nodes stay dead, its dense rows unrestricted as before."""
-        if self.dense:
-            self.bitmask[nodes.first : nodes.first + len(nodes.tokens)] = -1
+    @property
+    def row_of_node(self) -> NDArray[np.int32]:
+        """The row of each live node, int32 `[num_nodes]`; -1 for all others."""
+        owners = self.owners
+        used = np.flatnonzero(owners >= 0)
+        row_of_node = np.full(len(self._status), -1, np.int32)
+        row_of_node[owners[used]] = owners[used] if self._dense else used
+        return row_of_node
+
+    def begin(self, nodes: RequestNodes) -> None:
+        """Start a request: until a walk says otherwise its nodes are rejected, or padding."""
+        self._status[nodes.first : nodes.first + len(nodes.tokens)] = [
+            _REJECTED if token >= 0 else _PADDING for token in nodes.tokens
+        ]
+
+    def take(self, node: int) -> int:
+        """The number of the row that is filled next, for a node (flat index)."""
+        self._owners.append(node)
+        return node if self._dense else len(self._owners) - 1
+
+    def mark(self, node: int, status: int) -> None:
+        """Say what a node (flat index) is."""
+        self._status[node] = status
+
+    def drop(self, nodes: RequestNodes) -> None:
+        """Forget a request whose walk failed: its nodes are dead; rows of the dense layout as they were."""
+        end = nodes.first + len(nodes.tokens)
+        self._status[nodes.first : end] = [_PADDING] * len(nodes.tokens)
+        if self._dense:
+            self.bitmask[nodes.first : end] = -1

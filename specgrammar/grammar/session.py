@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from specgrammar.errors import InvalidTokenError, MatcherError, RequestError
+from specgrammar.errors import ConfigError, InvalidTokenError, RequestError
 from specgrammar.grammar.cursor import Cursor
+from specgrammar.grammar.filling import Filling, as_request_error, fill_alone
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.stops import FinishReason, StopRules
-from specgrammar.grammar.walk import walk
-from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
+from specgrammar.grammar.walk import Ends, Walk, walk_engaged, walk_free
+from specgrammar.protocols.grammar import GrammarMatcher, SupportsBatchFill, Vocabulary
 
 
 class GrammarSession:
@@ -34,6 +35,7 @@ class GrammarSession:
         *,
         gate: Gate | None = None,
         stops: StopRules | None = None,
+        batch_fill: SupportsBatchFill | None = None,
     ) -> None:
         """Start a request.
 
@@ -42,13 +44,21 @@ class GrammarSession:
             matcher: at the start of its grammar; None for an unconstrained request.
             gate: the grammar begins behind its marker; None begins at once.
             stops: where the request ends; by default at the vocabulary's stop tokens.
+            batch_fill: the matcher's backend, if it fills the rows of many matchers in one call.
+
+        Raises:
+            ConfigError: the gate's marker can never be read: it holds a stop id, or no id of the vocabulary.
         """
         self.vocabulary = vocabulary
         self.stops = stops if stops is not None else StopRules(frozenset(vocabulary.stop_ids))
         self.output: list[int] = []
         self.finish: FinishReason | None = None
         self.error: RequestError | None = None
+        self.batch_fill = batch_fill
+        if gate is not None:
+            _check_marker(gate, vocabulary, self.stops)
         self.cursor = None if matcher is None else Cursor(matcher, gate, vocabulary)
+        self._ends = Ends.of(vocabulary)
         self._num_advanced = 0
 
     @property
@@ -76,11 +86,10 @@ class GrammarSession:
             in_range = range(self.vocabulary.vocab_size)
             return next((i for i, token in enumerate(drafts[:num_open]) if token not in in_range), num_open)
         with self._failing_alone():
-            mark = self.cursor.mark()
             try:
                 return self.cursor.step_all(drafts[:num_open])
             finally:
-                self.cursor.restore(mark)
+                self.cursor.restore()
         return 0
 
     def fill(self, nodes: RequestNodes, rows: MaskRows) -> None:
@@ -93,15 +102,20 @@ class GrammarSession:
             nodes: the request's tree, its root being the last committed token.
             rows: where rows, their owners and statuses go.
         """
+        fill_alone(Filling(self, nodes, rows))
+
+    def walk(self, nodes: RequestNodes, rows: MaskRows) -> Walk:
+        """The walk over one request's tree, for a driver that fills the rows that it yields (see `filling`)."""
         if self.finish is not None:
             return
-        if self.cursor is None:
-            rows.put_free(nodes, self.vocabulary.vocab_size)
-            return
-        with self._failing_alone():
-            walk(self.cursor, self.vocabulary, nodes, rows)
-            return
-        rows.reset(nodes)
+        rows.begin(nodes)
+        cursor = self.cursor
+        if cursor is None:
+            yield from walk_free(None, 0, None, nodes, rows, self._ends)
+        elif cursor.engaged:
+            yield from walk_engaged(cursor.matcher, nodes, 0, rows, self._ends)
+        else:
+            yield from walk_free(cursor.gate, cursor.gate_state, cursor.matcher, nodes, rows, self._ends)
 
     # Moving.
 
@@ -112,17 +126,16 @@ class GrammarSession:
         moved; `advance` moves the grammar by the same tokens. Nothing behind the end is kept. An id outside
         the vocabulary fails the request.
         """
-        num_kept = 0
-        for token in tokens:
-            if self.finish is not None:
-                break
-            if not 0 <= token < self.vocabulary.vocab_size:
-                self.fail(_out_of_range(token, self.vocabulary, len(self.output)))
-                break
-            self.output.append(token)
-            num_kept += 1
-            self.finish = self.stops.finish_reason(self.output, self.vocabulary)
-        return num_kept
+        num_before = len(self.output)
+        with self._failing_alone():
+            for token in tokens:
+                if self.finish is not None:
+                    break
+                if not 0 <= token < self.vocabulary.vocab_size:
+                    raise _out_of_range(token, self.vocabulary, len(self.output))
+                self.output.append(token)
+                self.finish = self.stops.finish_reason(self.output, self.vocabulary)
+        return len(self.output) - num_before
 
     def advance(self) -> None:
         """Move the grammar over what was kept since the last call; a second call finds nothing to do.
@@ -158,13 +171,21 @@ class GrammarSession:
 
     @contextmanager
     def _failing_alone(self) -> Iterator[None]:
-        """Whatever a backend raises ends this request, with a reason, and nothing else."""
+        """Whatever is raised inside ends this request, with a reason, and nothing else."""
         try:
             yield
-        except RequestError as error:
-            self.fail(error)
         except Exception as error:
-            self.fail(MatcherError(f"the grammar backend raised {type(error).__name__}: {error}"))
+            self.fail(as_request_error(error))
+
+
+def _check_marker(gate: Gate, vocabulary: Vocabulary, stops: StopRules) -> None:
+    ends = stops.stop_ids | set(vocabulary.stop_ids)
+    for token in gate.marker:
+        if token >= vocabulary.vocab_size or token in ends:
+            what = "a stop token" if token in ends else f"outside the vocabulary [0, {vocabulary.vocab_size})"
+            raise ConfigError(
+                f"the grammar would never begin: token id {token} of its marker {list(gate.marker)} is {what}"
+            )
 
 
 def _out_of_range(token: int, vocabulary: Vocabulary, position: int) -> InvalidTokenError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from specgrammar.errors import ConfigError
+from specgrammar.checks import check_int, texts, token_ids
 from specgrammar.protocols.grammar import Vocabulary
 
 FinishReason = Literal["stop", "stop_string", "length", "error", "abort"]
@@ -16,6 +16,8 @@ FinishReason = Literal["stop", "stop_string", "length", "error", "abort"]
 @dataclass(frozen=True)
 class StopRules:
     """The rules of one request; the first token that meets one is the last that is kept.
+
+    Any collection of ids and of strings is taken; ConfigError for what is none.
 
     Attributes:
         stop_ids: ids that end the output, usually the vocabulary's; the stop token itself is kept in the
@@ -30,10 +32,10 @@ class StopRules:
     max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens = {self.max_new_tokens}; expected at least 1")
-        if "" in self.stop_strings:
-            raise ConfigError("stop_strings holds an empty string, which every text ends with; remove it")
+        object.__setattr__(self, "stop_ids", frozenset(token_ids("stop_ids", self.stop_ids)))
+        object.__setattr__(self, "stop_strings", texts("stop_strings", self.stop_strings))
+        if self.max_new_tokens is not None:
+            check_int("max_new_tokens", self.max_new_tokens, 1)
 
     @cached_property
     def _stop_bytes(self) -> tuple[bytes, ...]:
@@ -50,11 +52,12 @@ class StopRules:
         return None
 
     def text(self, output: Sequence[int], vocabulary: Vocabulary) -> str:
-        """The text of an output: special ids dropped, cut before the first stop string.
+        """The text of an output: special ids and the stop token dropped, cut before the first stop string.
 
         Bytes that are not UTF-8 (a limit may cut a character in two) become U+FFFD.
         """
-        text = vocabulary.text(output)
+        ends = bool(output) and output[-1] in self.stop_ids
+        text = vocabulary.text(output[:-1] if ends else output)
         cuts = [cut for string in self._stop_bytes if (cut := text.find(string)) >= 0]
         return text[: min(cuts, default=len(text))].decode(errors="replace")
 

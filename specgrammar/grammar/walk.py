@@ -1,76 +1,146 @@
-"""The walk: one request's draft tree against the state of its grammar."""
+"""The walk: one request's draft tree against the state of its grammar.
+
+A walk is a generator. It moves the matcher and yields the number of each row that it needs; whoever drives it
+fills that row from the matcher before resuming, one at a time or those of many requests in one native call.
+A walk reads the rows that it got: a child is legal where its bit is set in its parent's row, so that nothing
+illegal is ever offered to a matcher.
+"""
 
 from __future__ import annotations
 
-from specgrammar.errors import DeadEndError
-from specgrammar.grammar.cursor import Cursor
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from specgrammar.errors import DeadEndError, MatcherError
+from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.rows import MaskRows, RequestNodes
-from specgrammar.protocols.grammar import NodeStatus, Vocabulary
+from specgrammar.protocols.grammar import GrammarMatcher, NodeStatus, Vocabulary
 
 # Plain ints: an enum member in the loop costs as much as a native accept.
-_PADDING, _REJECTED = int(NodeStatus.PADDING), int(NodeStatus.REJECTED)
 _ENDED, _FREE, _LIVE = int(NodeStatus.ENDED), int(NodeStatus.FREE), int(NodeStatus.LIVE)
 
+Walk = Generator[int, None, None]
 
-def walk(cursor: Cursor, vocabulary: Vocabulary, nodes: RequestNodes, rows: MaskRows) -> None:
-    """Visit every legal node depth first and fill the row of each that the grammar restricts.
+
+@dataclass(frozen=True)
+class Ends:
+    """What the walks over one vocabulary need to know of it."""
+
+    vocab_size: int
+    stop_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Ends:
+        """Of a vocabulary."""
+        return cls(vocabulary.vocab_size, frozenset(vocabulary.stop_ids))
+
+
+def walk_engaged(matcher: GrammarMatcher, nodes: RequestNodes, root: int, rows: MaskRows, ends: Ends) -> Walk:
+    """Visit the legal nodes below `root` depth first; leaves the matcher as it was, come what may.
 
     Iterative, since a chain may be thousands of nodes deep. What lies below an illegal node is not visited.
-    A node behind which nothing is legal counts as rejected: ordinary decoding would get stuck there, too.
-    The cursor is left where it was, come what may.
+    A legal token behind which nothing is legal ends its path, as it would in ordinary decoding: it may be
+    accepted, and then the request fails.
 
     Args:
-        cursor: the request's grammar, behind the root's token.
-        vocabulary: which ids end a request.
-        nodes: a valid tree (see `trees.validate`).
-        rows: receives rows, their owners and the status of every node; unchanged where this raises.
+        matcher: the grammar's state behind the root's token.
+        nodes: a valid tree (`trees.validate`).
+        root: where to start, a local number; its own token is not looked at.
+        rows: receives owners and statuses.
+        ends: ids outside the vocabulary are illegal, stop ids end a path.
 
     Raises:
-        DeadEndError: nothing is legal behind the root.
-        MatcherError: the backend failed.
+        DeadEndError: nothing is legal behind the request's own root.
+        MatcherError: the backend failed, or allows a token in a row and then refuses it.
     """
     first, tokens, next_token, next_sibling = nodes
-    stop_ids = frozenset(vocabulary.stop_ids)
-    status = [_REJECTED if token >= 0 else _PADDING for token in tokens]
-    live: list[int] = []
+    bitmask, take, mark = rows.bitmask, rows.take, rows.mark
+    vocab_size, stop_ids = ends.vocab_size, ends.stop_ids
+    accept, rollback, word_of = matcher.accept, matcher.rollback, bitmask.item
 
-    def fill(node: int) -> int:
-        if not cursor.engaged:
-            return _FREE
-        cursor.fill(rows.bitmask, first + node if rows.dense else rows.num_rows + len(live))
-        live.append(node)
-        return _LIVE
-
-    def visit(node: int) -> int:
-        """The node's status; the cursor stands behind its token if there may be children to visit."""
-        token = tokens[node]
-        if not cursor.step(token):
-            return _REJECTED
-        if token in stop_ids:
-            cursor.back()
-            return _ENDED
-        try:
-            return fill(node)
-        except DeadEndError:
-            cursor.back()
-            return _REJECTED
-
-    mark = cursor.mark()
-    path: list[int] = []
+    row = take(first + root)
+    yield row
+    if not (word_of(row, 0) or bitmask[row].any()):
+        if root == 0:
+            raise _nothing_legal()
+        mark(first + root, _ENDED)
+        return
+    mark(first + root, _LIVE)
+    path: list[tuple[int, int]] = []  # the nodes entered, each with its parent's row
+    child = next_token[root]
     try:
-        status[0] = fill(0)
-        child = next_token[0]
-        while child >= 0 or path:
-            if child < 0:  # no further child here: on with the siblings of the node that we stand on
-                cursor.back()
-                child = next_sibling[path.pop()]
-                continue
-            status[child] = visit(child)
-            if status[child] >= _FREE:
-                path.append(child)
-                child = next_token[child]
-            else:
+        while True:
+            while child >= 0:
+                token = tokens[child]
+                legal = 0 <= token < vocab_size and word_of(row, token >> 5) >> (token & 31) & 1
+                if legal and token in stop_ids:
+                    mark(first + child, _ENDED)
+                elif legal:
+                    if not accept(token):
+                        raise _contradiction(token)
+                    path.append((child, row))
+                    row = take(first + child)
+                    yield row
+                    if word_of(row, 0) or bitmask[row].any():
+                        mark(first + child, _LIVE)
+                        child = next_token[child]
+                        continue
+                    mark(first + child, _ENDED)
+                    break
                 child = next_sibling[child]
+            if not path:
+                return
+            child, row = path.pop()
+            rollback(1)
+            child = next_sibling[child]
     finally:
-        cursor.restore(mark)
-    rows.put(nodes, status, live)
+        if path:
+            rollback(len(path))
+
+
+def walk_free(
+    gate: Gate | None,
+    gate_state: int,
+    matcher: GrammarMatcher | None,
+    nodes: RequestNodes,
+    rows: MaskRows,
+    ends: Ends,
+) -> Walk:
+    """Visit the nodes of a request that no grammar restricts yet; behind a node that opens the gate one does.
+
+    Args:
+        gate: opens the grammar; None where there is none.
+        gate_state: the gate's state behind the root's token.
+        matcher: at the start of the grammar; None where there is none.
+        nodes: a valid tree.
+        rows: receives owners and statuses.
+        ends: ids outside the vocabulary are illegal, stop ids end a path.
+    """
+    first, tokens, next_token, next_sibling = nodes
+    rows.mark(first, _FREE)
+    pending = [(next_token[0], gate_state)]
+    while pending:
+        child, state = pending.pop()
+        while child >= 0:
+            token = tokens[child]
+            if token in ends.stop_ids:
+                rows.mark(first + child, _ENDED)
+            elif 0 <= token < ends.vocab_size:
+                behind = gate.step(state, token) if gate is not None else state
+                if gate is not None and matcher is not None and behind == gate.open_state:
+                    yield from walk_engaged(matcher, nodes, child, rows, ends)
+                else:
+                    rows.mark(first + child, _FREE)
+                    pending.append((next_token[child], behind))
+            child = next_sibling[child]
+
+
+def _nothing_legal() -> DeadEndError:
+    return DeadEndError(
+        "the grammar admits no token here, not even a stop token; check that something satisfies it and that "
+        "this vocabulary can spell it"
+    )
+
+
+def _contradiction(token: int) -> MatcherError:
+    return MatcherError(f"the grammar backend allows token id {token} in its row, but does not accept it")

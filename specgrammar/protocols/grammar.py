@@ -36,7 +36,9 @@ class NodeStatus(IntEnum):
     REJECTED = 1
     """Its token, or one above it, is illegal. Never accepted; it has no row."""
     ENDED = 2
-    """Its token is legal and ends the request. It may be accepted; nothing behind it can be."""
+    """Its token is legal, and nothing can follow: it ends the request, or the grammar cannot go on behind it.
+
+    It may be accepted; nothing behind it can be."""
     FREE = 3
     """Legal, and unrestricted behind it: no grammar, or the grammar has not begun (see `grammar.gate`)."""
     LIVE = 4
@@ -185,7 +187,7 @@ class GrammarMatcher(Protocol):
         """
         ...
 
-    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> bool:
+    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> None:
         """Write which tokens are legal next into `bitmask[row]`.
 
         Args:
@@ -193,9 +195,6 @@ class GrammarMatcher(Protocol):
                 token `t`. Every word of the row is written, bits at or above `vocab_size` as 0. Other rows
                 stay as they are.
             row: the row to write, `0 <= row < rows`.
-
-        Returns:
-            Whether the row restricts anything; where False, every text token is legal and the row says so.
 
         Raises:
             DeadEndError: nothing is legal here, not even a stop token; the row is all zero.

@@ -67,6 +67,8 @@ class RequestView:
         num_prompt_tokens: how many of them are the prompt.
         max_draft_tokens: no path needs more draft tokens than this (`max_new_tokens` is near); at least 0.
         sampling: how the target samples for it.
+        num_tokens: length of `tokens` when the view was made. The sequence may be the ledger's own, which
+            grows when a later result is resolved; positions count from here.
     """
 
     request_id: str
@@ -74,6 +76,10 @@ class RequestView:
     num_prompt_tokens: int
     max_draft_tokens: int
     sampling: SamplingParams
+    num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", len(self.tokens))
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,17 @@ class Device(Protocol):
         """Whether page-locked host memory exists and makes copies asynchronous."""
         ...
 
+    @property
+    def shares_host_memory(self) -> bool:
+        """Whether the device reads host memory in place, so that bitmask rows need no upload."""
+        ...
+
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy, either way; asynchronous where `can_pin` and the host side is pinned."""
+        """Enqueue a copy, either way; asynchronous where the host side is pinned.
+
+        Until an event that is recorded behind it is done, the source may not be changed by the host and the
+        destination may not be read by it.
+        """
         ...
 
     def record(self) -> Event:
@@ -51,25 +60,48 @@ class Device(Protocol):
 
 
 class BitmaskSlot(Protocol):
-    """One step's bitmask memory, owned by the holder until `release`."""
+    """One step's mask memory, owned by the holder until `release`.
+
+    Rows and their owners are each seen three ways: as a host array, as the same memory in a torch tensor
+    (pinned where the device can pin), and as the device's tensor of the same shape that it is uploaded to,
+    which is the host's tensor itself where the device shares host memory. What earlier steps left is stale.
+    """
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """Host rows, C-contiguous int32 `[capacity, num_words]`; what earlier steps left in them is stale."""
+        """Host rows, C-contiguous int32 `[capacity, num_words]`."""
         ...
 
     @property
-    def tensor(self) -> torch.Tensor:
-        """The same memory as a torch tensor, pinned where the device can pin."""
+    def host_rows(self) -> torch.Tensor:
+        """`rows` as a tensor."""
         ...
 
     @property
-    def device_tensor(self) -> torch.Tensor:
-        """Where the rows are uploaded to, as large; `tensor` itself where the device is the host."""
+    def device_rows(self) -> torch.Tensor:
+        """Where the rows are uploaded to."""
+        ...
+
+    @property
+    def owners(self) -> NDArray[np.int32]:
+        """The logits row of each mask row, int32 `[capacity]`; -1 for a row that nobody owns."""
+        ...
+
+    @property
+    def host_owners(self) -> torch.Tensor:
+        """`owners` as a tensor."""
+        ...
+
+    @property
+    def device_owners(self) -> torch.Tensor:
+        """Where the owners are uploaded to."""
         ...
 
     def release(self, event: Event | None) -> None:
-        """Give the slot back; it is handed out again only after `event` (the upload that reads it) is done."""
+        """Give the slot back; it is handed out again only after `event`, the last that reads host memory.
+
+        None where nothing reads it. What is still to read the device's memory must be enqueued already.
+        """
         ...
 
 
@@ -77,7 +109,7 @@ class BitmaskAllocator(Protocol):
     """A ring of bitmask slots; no memory is allocated per step once it is warm."""
 
     def acquire(self, num_rows: int) -> BitmaskSlot:
-        """A slot with at least `num_rows` rows; waits for the upload that still reads the oldest one."""
+        """A slot with at least `num_rows` rows; waits where uploads still read every free one."""
         ...
 
 

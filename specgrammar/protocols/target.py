@@ -52,6 +52,11 @@ class TargetModel(Protocol):
     """A causal language model with a cache per request (KV, or recurrent state)."""
 
     @property
+    def max_batch_size(self) -> int | None:
+        """Most requests that the cache holds at a time; None for no limit."""
+        ...
+
+    @property
     def max_length(self) -> int | None:
         """Most tokens that one request may have in the cache, prompt and output; None for no limit."""
         ...
@@ -66,7 +71,7 @@ class TargetModel(Protocol):
     def verify(self, batch: DecodeBatch, tree: DraftTree) -> PendingLogits:
         """Launch one forward over all nodes, each seeing its request's prefix and its own ancestors.
 
-        Node positions are `len(request.tokens) - 1 + depth`. Returns without waiting for the result.
+        Node positions are `request.num_tokens - 1 + depth`. Returns without waiting for the result.
         """
         ...
 

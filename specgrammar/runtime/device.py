@@ -8,6 +8,7 @@ import torch
 
 from specgrammar.errors import ConfigError
 from specgrammar.protocols.staging import Device
+from specgrammar.trees.jit import HAS_TRITON
 
 
 class DoneEvent:
@@ -26,6 +27,7 @@ class InlineDevice:
 
     torch_device = torch.device("cpu")
     can_pin = False
+    shares_host_memory = True
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copy now."""
@@ -53,16 +55,18 @@ class AcceleratorEvent:
 
 
 class AcceleratorDevice:
-    """Any accelerator that torch knows; operations go to its current stream."""
+    """A CUDA or ROCm device; operations go to its current stream."""
+
+    can_pin = True
+    shares_host_memory = False
 
     def __init__(self, torch_device: torch.device) -> None:
-        """Bind to a device, e.g. `torch.device("cuda", 0)`."""
+        """Bind to a device, e.g. `torch.device("cuda", 0)`, that `device_for` would accept."""
         self.torch_device = torch_device
-        self.can_pin = True
         self._module = torch.get_device_module(torch_device)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy; asynchronous, as the host side is pinned."""
+        """Enqueue a copy; asynchronous where the host side is pinned."""
         destination.copy_(source, non_blocking=True)
 
     def record(self) -> AcceleratorEvent:
@@ -73,23 +77,35 @@ class AcceleratorDevice:
 
 
 def device_for(name: str) -> Device:
-    """The device by name: `cpu`, `cuda`, `cuda:1`, or `auto` (an accelerator where there is one).
+    """The device by name: `cpu`, `cuda`, `cuda:1`, or `auto` (an accelerator that can be used, else the CPU).
 
-    Raises ConfigError for a name that torch does not know or a device that is not there.
+    Raises ConfigError for a name that torch does not know, a device that is not there, and an accelerator that
+    lacks what staging and masks need.
     """
     if name == "auto":
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        torch_device = found or torch.device("cpu")
-    else:
-        try:
-            torch_device = torch.device(name)
-        except RuntimeError as error:
-            raise ConfigError(f"device {name!r} is not one that torch knows; use auto, cpu or cuda") from error
+        return InlineDevice() if found is None or _lacks(found) else AcceleratorDevice(found)
+    try:
+        torch_device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not one that torch knows; use auto, cpu or cuda") from error
     if torch_device.type == "cpu":
         return InlineDevice()
-    if torch_device.type == "meta":
-        raise ConfigError("device 'meta' cannot run a model; use auto, cpu or cuda")
+    if lacking := _lacks(torch_device):
+        raise ConfigError(f"device {name!r}: {lacking}")
     module = torch.get_device_module(torch_device)
     if not module.is_available() or (torch_device.index or 0) >= module.device_count():
         raise ConfigError(f"device {name!r} is not on this machine; use --device auto or cpu")
     return AcceleratorDevice(torch_device)
+
+
+def _lacks(torch_device: torch.device) -> str:
+    """Why an accelerator cannot be used, empty where it can. For torch, AMD's devices are `cuda` too."""
+    if torch_device.type != "cuda":
+        return (
+            "staging and masks need streams, events, pinned memory and Triton kernels, which only CUDA and "
+            "ROCm devices are known to have together; use auto, cpu or cuda"
+        )
+    if not HAS_TRITON:
+        return "applying masks there needs triton: pip install triton, or use cpu"
+    return ""

@@ -1,31 +1,30 @@
-"""Drafts are trusted for one step only."""
+"""Drafts are trusted for one step only, and only when they are well formed."""
 
 from __future__ import annotations
 
-import numpy as np
-
+from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.runtime.trace import Trace
 from specgrammar.trees.tree import DraftTree, HostTree
+from specgrammar.trees.validate import validate_tree
 
 
-def current_draft(tree: DraftTree, batch: DecodeBatch, trace: Trace) -> DraftTree:
+def current_draft(tree: DraftTree, batch: DecodeBatch, vocabulary: Vocabulary, trace: Trace) -> DraftTree:
     """The producer's tree, or the bare roots if it was made for another step or another history.
 
-    A stale draft (made before a preemption, say) is not wrong to verify but would be verified against the
-    wrong prefix; it is dropped and counted, and the step does ordinary decoding.
+    A stale draft (made before a preemption, say) is not wrong by itself but would be verified behind the wrong
+    prefix; it is dropped and counted, and the step does ordinary decoding.
+
+    Raises:
+        TreeError: the host's tree is malformed or holds ids that are no tokens. It is found here, before a
+            model or a grammar reads it.
     """
-    roots = [request.tokens[-1] for request in batch.requests]
-    if tree.step == batch.step and tree.bs == len(batch) and _has_roots(tree, roots):
-        return tree
+    if tree.step == batch.step and tree.bs == len(batch):
+        if tree.host is None:
+            return tree
+        validate_tree(tree.host, [request.request_id for request in batch.requests], vocabulary.vocab_size)
+        roots = [request.tokens[-1] for request in batch.requests]
+        if tree.host.draft_tokens[tree.host.cu_nodes[:-1]].tolist() == roots:
+            return tree
     trace.num_stale_drafts += 1
-    host = HostTree.roots(roots)
-    return DraftTree(batch.step, host.cu_nodes, host)
-
-
-def _has_roots(tree: DraftTree, roots: list[int]) -> bool:
-    """Whether the host's copy, where there is one, starts each request with its last committed token."""
-    if tree.host is None:
-        return True
-    tokens, first = tree.host.draft_tokens, tree.cu_nodes[:-1]
-    return bool(first.size == 0 or first.max() < tokens.size) and bool(np.array_equal(tokens[first], roots))
+    return DraftTree.from_host(batch.step, HostTree.roots([request.tokens[-1] for request in batch.requests]))

@@ -10,62 +10,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import get_args
 
 from specgrammar.config import Config
-from specgrammar.errors import ConfigError, InvalidTokenError, MatcherError, RequestError, SpecGrammarError
+from specgrammar.errors import ConfigError, PluginError, SpecGrammarError
 from specgrammar.grammar.bitmask import BitmaskRing
-from specgrammar.grammar.compile import compile_grammar
-from specgrammar.grammar.gate import Gate
-from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import staging_for
-from specgrammar.grammar.stops import StopRules
-from specgrammar.protocols.grammar import (
-    CompiledGrammar,
-    GrammarBackend,
-    GrammarMatcher,
-    SupportsBatchFill,
-    Vocabulary,
-)
+from specgrammar.protocols.adapter import EngineAdapter
+from specgrammar.protocols.grammar import GrammarBackend
 from specgrammar.protocols.spec import (
-    CausalDrafter,
     Commit,
     DecodeBatch,
+    Needs,
     ProducerContext,
     RequestView,
     SpecAlgorithm,
+    TreeProducer,
 )
-from specgrammar.protocols.staging import Device
 from specgrammar.protocols.target import TargetModel
 from specgrammar.registry import ALGORITHMS, BACKENDS, create
+from specgrammar.runtime.admission import Admission
 from specgrammar.runtime.ledger import Entry, Ledger
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.runtime.step import StepParts, decode_step
 from specgrammar.runtime.trace import Trace
 from specgrammar.spec.accept import check_acceptance
-
-
-class EngineAdapter(Protocol):
-    """What an engine needs of a model runtime; the transformers adapter is one."""
-
-    @property
-    def target(self) -> TargetModel:
-        """The model that verifies."""
-        ...
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """Its tokenizer."""
-        ...
-
-    @property
-    def device(self) -> Device:
-        """Where its logits are."""
-        ...
-
-    def load_drafter(self, name: str) -> CausalDrafter:
-        """Load a causal draft model on the same device."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -93,10 +62,12 @@ class Engine:
         """
         check_acceptance(config.acceptance, algorithm.proposal)
         _check_rollback(backend, algorithm, config)
+        _check_batch_size(adapter.target, config)
         self.config = config
         self.trace = Trace()
-        self._backend = backend
-        self._vocabulary = adapter.vocabulary
+        self._admission = Admission(
+            adapter.vocabulary, backend, config.compile_timeout_s, adapter.target.max_length
+        )
         self._waiting: deque[Request] = deque()
         self._running: dict[str, Running] = {}
         self._never_ran: list[RequestOutput] = []
@@ -105,14 +76,13 @@ class Engine:
             adapter.vocabulary, config.max_batch_size, adapter.load_drafter, adapter.target
         )
         self._parts = StepParts(
-            producer=algorithm.make_producer(context),
+            producer=_checked(algorithm.make_producer(context), config.algorithm),
             staging=staging_for(algorithm.topology.kind, adapter.device),
             target=adapter.target,
             ledger=Ledger(),
             allocator=BitmaskRing(adapter.device, adapter.vocabulary.num_words),
             device=adapter.device,
             vocabulary=adapter.vocabulary,
-            batch_fill=backend if isinstance(backend, SupportsBatchFill) else None,
             method=config.acceptance,
             trace=self.trace,
         )
@@ -171,61 +141,21 @@ class Engine:
             request = self._waiting.popleft()
             try:
                 self._running[request.request_id] = self._start(request)
-            except SpecGrammarError as error:
-                self._never_ran.append(RequestOutput(request.request_id, "", (), "error", str(error)))
+            except Exception as error:  # the model's own failures, too: they are this request's
+                reason = (
+                    str(error) if isinstance(error, SpecGrammarError) else f"{type(error).__name__}: {error}"
+                )
+                self._never_ran.append(RequestOutput(request.request_id, "", (), "error", reason))
 
     def _start(self, request: Request) -> Running:
-        self._check_prompt(request)
-        compiled = self._compile(request)
-        session = GrammarSession(
-            self._vocabulary,
-            None if compiled is None else self._matcher(compiled),
-            gate=Gate(request.grammar_start) if request.grammar_start else None,
-            stops=StopRules(
-                frozenset((*self._vocabulary.stop_ids, *request.stop_token_ids)),
-                request.stop_strings,
-                self._max_new_tokens(request),
-            ),
-        )
+        if request.request_id in self._running:
+            raise ConfigError(f"request id {request.request_id!r} is in flight already; ids must be unique")
+        with self.trace.span("compile"):
+            session, weakened = self._admission.session(request)
         with self.trace.span("prefill"):
             self._parts.target.add(request.request_id, request.prompt_tokens)
         entry = self._parts.ledger.join(request.request_id, request.prompt_tokens, session, self._step)
-        return Running(request, entry, () if compiled is None else compiled.weakened)
-
-    def _max_new_tokens(self, request: Request) -> int:
-        """What fits behind the prompt: the last token is never cached. `target.add` refuses longer prompts."""
-        limit = self._parts.target.max_length
-        num_free = request.max_new_tokens if limit is None else limit - len(request.prompt_tokens) + 1
-        return max(1, min(request.max_new_tokens, num_free))
-
-    def _compile(self, request: Request) -> CompiledGrammar | None:
-        if request.grammar is None:
-            return None
-        with self.trace.span("compile"):
-            compiled: CompiledGrammar = compile_grammar(
-                self._backend, request.grammar, timeout_s=self.config.compile_timeout_s
-            )
-        return compiled
-
-    def _matcher(self, compiled: CompiledGrammar) -> GrammarMatcher:
-        try:
-            return self._backend.matcher(compiled)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise MatcherError(f"the grammar backend raised {type(error).__name__}: {error}") from error
-
-    def _check_prompt(self, request: Request) -> None:
-        if request.request_id in self._running:
-            raise ConfigError(f"request id {request.request_id!r} is in flight already; ids must be unique")
-        if not request.prompt_tokens:
-            raise RequestError(f"request {request.request_id!r}: the prompt is empty; give at least one token")
-        for position, token in enumerate(request.prompt_tokens):
-            if not 0 <= token < self._vocabulary.vocab_size:
-                raise InvalidTokenError(
-                    f"request {request.request_id!r}: prompt token {position} has the id {token}, outside "
-                    f"[0, {self._vocabulary.vocab_size}); encode the prompt with the model's tokenizer"
-                )
+        return Running(request, entry, weakened)
 
     # -- decoding ----------------------------------------------------------------------------------------
 
@@ -285,3 +215,22 @@ def _check_rollback(backend: GrammarBackend, algorithm: SpecAlgorithm, config: C
             f"backend {config.backend!r} can undo {limit} tokens, but algorithm {config.algorithm!r} drafts "
             f"{algorithm.topology.max_depth} deep; lower its depth or use another backend"
         )
+
+
+def _check_batch_size(target: TargetModel, config: Config) -> None:
+    limit = target.max_batch_size
+    if limit is not None and config.max_batch_size > limit:
+        raise ConfigError(
+            f"max_batch_size = {config.max_batch_size}, but the target was loaded for {limit} requests; "
+            "load it for as many, or lower max_batch_size"
+        )
+
+
+def _checked(producer: TreeProducer, name: str) -> TreeProducer:
+    needs, known = getattr(producer, "needs", None), get_args(Needs)
+    if needs not in known:
+        raise PluginError(f"algorithm {name!r}: its producer's needs is {needs!r}; expected one of {known}")
+    for member in ("propose", "observe"):
+        if not callable(getattr(producer, member, None)):
+            raise PluginError(f"algorithm {name!r}: its producer has no method {member}")
+    return producer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from specgrammar.checks import check_choice, check_int, check_text, refused, show, texts, token_ids
 from specgrammar.errors import ConfigError
 from specgrammar.grammar.stops import FinishReason
 from specgrammar.protocols.grammar import GrammarSpec
@@ -14,9 +15,13 @@ from specgrammar.spec.sampling import SamplingParams
 class Request:
     """One prompt and how to continue it.
 
+    Any sequence of ids and of strings is taken and kept as a tuple. What is impossible whatever the model is
+    refused when the request is made: ConfigError names request and field.
+
     Attributes:
-        request_id: unique among the requests in flight.
-        prompt_tokens: at least one id; the last one is the root of the first tree.
+        request_id: unique among the requests in flight, not empty.
+        prompt_tokens: at least one id, all in the model's vocabulary, which the engine checks; the last one
+            is the root of the first tree.
         grammar: the constraint; None for free text.
         sampling: how the target samples.
         max_new_tokens: most tokens to generate, at least 1; fewer where the model's context ends before.
@@ -38,14 +43,20 @@ class Request:
     logprobs: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ConfigError(
-                f"request {self.request_id!r}: max_new_tokens = {self.max_new_tokens}; expected >= 1"
-            )
+        check_text("request: request_id", self.request_id)
+        owner = f"request {show(self.request_id)}"
+        for name, minimum in (("prompt_tokens", None), ("stop_token_ids", 0), ("grammar_start", 0)):
+            ids = token_ids(f"{owner}: {name}", getattr(self, name), minimum)
+            object.__setattr__(self, name, ids)
+        object.__setattr__(self, "stop_strings", texts(f"{owner}: stop_strings", self.stop_strings))
+        check_int(f"{owner}: max_new_tokens", self.max_new_tokens, 1)
+        check_choice(f"{owner}: logprobs", self.logprobs, (True, False))
+        if not isinstance(self.sampling, SamplingParams):
+            raise refused(f"{owner}: sampling", self.sampling, "SamplingParams")
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise refused(f"{owner}: grammar", self.grammar, "a GrammarSpec, or None for free text")
         if self.grammar_start and self.grammar is None:
-            raise ConfigError(
-                f"request {self.request_id!r}: grammar_start without a grammar; give a grammar or drop it"
-            )
+            raise ConfigError(f"{owner}: grammar_start without a grammar; give a grammar or drop it")
 
 
 @dataclass(frozen=True)

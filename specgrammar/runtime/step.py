@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specgrammar.grammar.build import build_grammar_mask
-from specgrammar.protocols.grammar import SupportsBatchFill, Vocabulary
+from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch, TreeProducer
 from specgrammar.protocols.staging import BitmaskAllocator, Device, StagingStrategy
 from specgrammar.protocols.target import TargetModel
@@ -13,7 +13,8 @@ from specgrammar.runtime.drafts import current_draft
 from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.results import step_result
 from specgrammar.runtime.trace import Trace
-from specgrammar.spec.accept import AcceptMethod, accept
+from specgrammar.spec.accept import accept
+from specgrammar.spec.sampling import AcceptMethod
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class StepParts:
     allocator: BitmaskAllocator
     device: Device
     vocabulary: Vocabulary
-    batch_fill: SupportsBatchFill | None
     method: AcceptMethod
     trace: Trace
 
@@ -36,29 +36,28 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
     """Draft, verify, mask, accept, publish.
 
     The ledger has resolved the histories that `batch` shows. Between `verify` and `wait` the device is busy
-    and the host works under it.
+    and the host works under it; on a CPU without a stream the forward runs inside `verify`.
     """
     ledger, span = parts.ledger, parts.trace.span
     sessions = [ledger.entries[request.request_id].session for request in batch.requests]
     with span("propose"):
         if parts.producer.needs == "grammar":
             ledger.advance_pending()
-        tree = current_draft(parts.producer.propose(batch), batch, parts.trace)
+        tree = current_draft(parts.producer.propose(batch), batch, parts.vocabulary, parts.trace)
         staged = parts.staging.stage(tree)
-    with span("launch"):
+    with span("verify"):
         pending = parts.target.verify(batch, tree)
-    with span("advance"):
-        ledger.advance_pending()
     with span("build"):
         mask = build_grammar_mask(
-            sessions, staged, parts.allocator, parts.device, parts.vocabulary, batch_fill=parts.batch_fill
+            sessions, staged, parts.allocator, parts.device, parts.vocabulary, barrier=ledger.advance_pending
         )
-    with span("upload"):
-        mask.upload()
-    with span("forward"):
-        logits = pending.wait()
-    with span("apply"):
-        mask.apply(logits)
+    with mask:
+        with span("upload"):
+            mask.upload()
+        with span("wait"):
+            logits = pending.wait()
+        with span("apply"):
+            mask.apply(logits)
     with span("accept"):
         host = staged.resolve()
         paths = accept(
@@ -72,5 +71,5 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
         )
     with span("commit"):
         parts.target.commit(batch, paths)
-        ledger.publish(step_result(batch, host, paths))
-    parts.trace.count(mask.status, len(batch), mask.num_rows, int(paths.accept_length.sum()))
+        ledger.publish(step_result(batch, mask.status, host, paths))
+    parts.trace.count(mask.status, tree.cu_nodes, mask.num_rows, int(paths.accept_length.sum()))

@@ -50,10 +50,15 @@ class Trace:
         """Legal drafts that the target did not take."""
         return self.num_draft_tokens - self.num_accepted - self.num_rejected_by_grammar
 
-    def count(self, status: NDArray[np.int8], bs: int, num_rows: int, num_accepted: int) -> None:
-        """Count one step's nodes."""
+    def count(
+        self, status: NDArray[np.int8], cu_nodes: NDArray[np.int64], num_rows: int, num_accepted: int
+    ) -> None:
+        """Count one step's nodes: statuses, and where each request's begin and end."""
+        is_draft = np.ones(len(status), np.bool_)
+        is_draft[cu_nodes[:-1]] = False
+        drafts = status[is_draft]
         self.num_steps += 1
-        self.num_draft_tokens += int(np.count_nonzero(status != NodeStatus.PADDING)) - bs
-        self.num_rejected_by_grammar += int(np.count_nonzero(status == NodeStatus.REJECTED))
+        self.num_draft_tokens += int(np.count_nonzero(drafts != NodeStatus.PADDING))
+        self.num_rejected_by_grammar += int(np.count_nonzero(drafts == NodeStatus.REJECTED))
         self.num_accepted += num_accepted
         self.num_mask_rows += num_rows

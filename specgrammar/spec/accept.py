@@ -18,7 +18,6 @@ Levels are synchronous: one row per request that is still walking, all requests 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -27,11 +26,10 @@ from numpy.typing import NDArray
 from specgrammar.errors import ConfigError, TreeError
 from specgrammar.protocols.spec import Proposal, RequestView
 from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.spec.sampling import AcceptMethod, check_accept_method
 from specgrammar.spec.walk import Walk
 from specgrammar.trees.ragged import flat_links, node_starts
 from specgrammar.trees.tree import HostTree, SampledProposals
-
-AcceptMethod = Literal["target_only", "rejection"]
 
 
 def check_acceptance(method: str, proposal: Proposal) -> None:
@@ -40,7 +38,7 @@ def check_acceptance(method: str, proposal: Proposal) -> None:
     Raises:
         ConfigError: an unknown method, or rejection sampling of nodes that were not drawn from a stated q.
     """
-    _check_method(method)
+    check_accept_method("acceptance", method)
     if method == "rejection" and proposal is not Proposal.SAMPLED:
         raise ConfigError(
             "acceptance method 'rejection' needs drafts that were drawn from a stated distribution, but this "
@@ -83,18 +81,13 @@ def accept(
         ConfigError: unknown method, or siblings of which only some were drawn from a stated distribution.
         TreeError: arrays that do not fit each other.
     """
-    _check_method(method)
+    check_accept_method("acceptance", method)
     if method == "target_only":
         sampled = None
     _check_shapes(tree, logits, status, requests, sampled)
     if sampled is not None:
         _check_siblings(tree, sampled, requests)
     return Walk(tree, logits, status, requests, sampled).run(want_logprobs)
-
-
-def _check_method(method: str) -> None:
-    if method not in ("target_only", "rejection"):
-        raise ConfigError(f"acceptance method {method!r}; expected 'target_only' or 'rejection'")
 
 
 def _check_shapes(

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from specgrammar.checks import check_choice, check_int
 from specgrammar.errors import ConfigError, ModelError
 from specgrammar.protocols.spec import (
     ALGORITHM_API_VERSION,
@@ -22,7 +24,7 @@ from specgrammar.protocols.spec import (
     TreeProducer,
 )
 from specgrammar.spec.lookup import Histories
-from specgrammar.spec.options import check_choice, check_count, check_match_lengths
+from specgrammar.spec.options import check_match_lengths
 from specgrammar.trees.tree import DraftTree, HostTree, SampledProposals
 
 PROMPT_LOOKUP = "prompt_lookup"
@@ -57,8 +59,8 @@ class ChainAlgorithm:
             raise ConfigError(
                 f"chain: drafter = {self.drafter!r}; expected {PROMPT_LOOKUP!r} or the path or name of a model"
             )
-        check_count("chain", "num_draft_tokens", self.num_draft_tokens)
-        check_choice("chain", "draft_sampling", self.draft_sampling, ("greedy", "sampled"))
+        check_int("chain: num_draft_tokens", self.num_draft_tokens, 1)
+        check_choice("chain: draft_sampling", self.draft_sampling, ("greedy", "sampled"))
         check_match_lengths("chain", self.min_match, self.max_match)
         if self.draft_sampling == "sampled" and self.drafter == PROMPT_LOOKUP:
             raise ConfigError(
@@ -139,6 +141,7 @@ class ModelProducer:
         """One chain per request, see `TreeProducer`.
 
         The drafter is asked once for the whole batch, for as many tokens as the request needs that needs most.
+        A chain ends before an id that is no token of the drafter's: a model whose logits are NaN says -1.
 
         Raises:
             ModelError: the drafter's answer has another shape than was asked for.
@@ -151,6 +154,7 @@ class ModelProducer:
         drafts, q = self._drafter.draft(batch, width, sampled=any(draws))
         if drafts.shape != (len(batch), width):
             raise self._misshapen("token ids", drafts.shape, (len(batch), width))
+        lengths = np.minimum(lengths, _num_leading_tokens(drafts, self._drafter.vocab_size)).tolist()
         chains = [
             [view.tokens[-1], *row[:length]]
             for view, row, length in zip(batch.requests, drafts.tolist(), lengths, strict=True)
@@ -182,6 +186,13 @@ class ModelProducer:
 
 def _num_draft_tokens(options: ChainAlgorithm, view: RequestView) -> int:
     return min(options.num_draft_tokens, view.max_draft_tokens)
+
+
+def _num_leading_tokens(drafts: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
+    """How many ids of each row come before the first that is outside of the vocabulary."""
+    good = (drafts >= 0) & (drafts < vocab_size)
+    num_leading: NDArray[np.int64] = np.cumprod(good, axis=1, dtype=np.int64).sum(axis=1)
+    return num_leading
 
 
 def _tree(batch: DecodeBatch, chains: list[list[int]], sampled: SampledProposals | None = None) -> DraftTree:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from specgrammar.checks import check_choice, check_int
 from specgrammar.protocols.spec import (
     ALGORITHM_API_VERSION,
     Commit,
@@ -25,7 +26,7 @@ from specgrammar.protocols.spec import (
 )
 from specgrammar.spec.corpus import History, NgramIndex, SharedCorpus
 from specgrammar.spec.lookup import Histories
-from specgrammar.spec.options import check_choice, check_count, check_match_lengths
+from specgrammar.spec.options import check_match_lengths
 from specgrammar.trees.tree import DraftTree, HostTree
 
 # Half as many lost 1 % of accepted tokens on function calls and on code, twice as many won nothing.
@@ -73,9 +74,9 @@ class NgramAlgorithm:
 
     def __post_init__(self) -> None:
         for option in ("num_draft_tokens", "breadth", "depth", "capacity"):
-            check_count("ngram", option, getattr(self, option))
+            check_int(f"ngram: {option}", getattr(self, option), 1)
         check_match_lengths("ngram", self.min_match, self.max_match)
-        check_choice("ngram", "shared", self.shared, (True, False))
+        check_choice("ngram: shared", self.shared, (True, False))
 
     @property
     def topology(self) -> Topology:
@@ -125,9 +126,8 @@ class NgramProducer:
         cu = np.array(cu_nodes, dtype=np.int64)
         tokens, parents, scores, sources = zip(*nodes, strict=True) if nodes else ((), (), (), ())
         host = HostTree.from_parents(cu, np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
-        return DraftTree(
+        return DraftTree.from_host(
             batch.step,
-            cu,
             host,
             score=np.array(scores, dtype=np.float32),
             source=np.array(sources, dtype=np.int16),

@@ -51,7 +51,7 @@ class RootProducer:
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One node per request."""
         host = HostTree.roots([view.tokens[-1] for view in batch.requests])
-        return DraftTree(batch.step, host.cu_nodes, host)
+        return DraftTree.from_host(batch.step, host)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Nothing is learnt."""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from specgrammar.errors import ConfigError
+from specgrammar.checks import check_choice, check_int, check_number
+
+AcceptMethod = Literal["target_only", "rejection"]
+"""`target_only` draws from the target alone; `rejection` uses the distributions that drafts were drawn from."""
+
+
+def check_accept_method(what: str, method: object) -> None:
+    """Refuse what is no `AcceptMethod`; raises ConfigError, in which `what` is the name of the value."""
+    check_choice(what, method, get_args(AcceptMethod))
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,7 @@ class SamplingParams:
 
     Attributes:
         temperature: 0 is greedy (argmax, lowest id wins a tie); otherwise logits are divided by it.
-        top_k: keep the k most probable tokens; 0 keeps all. Ties at the border are kept.
+        top_k: keep the k most probable tokens, in [0, 2**31); 0 keeps all. Ties at the border are kept.
         top_p: keep the smallest set of most probable tokens whose mass reaches it, in (0, 1].
         min_p: keep tokens with at least this share of the most probable one's probability, in [0, 1].
         seed: the noise of this request, in [0, 2**63). Same seed, same tokens, whatever the batch, the
@@ -31,21 +39,11 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks = (
-            (
-                "temperature",
-                self.temperature,
-                math.isfinite(self.temperature) and self.temperature >= 0,
-                ">= 0",
-            ),
-            ("top_k", self.top_k, self.top_k >= 0, ">= 0 (0 keeps all)"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]"),
-            ("seed", self.seed, 0 <= self.seed < 2**63, "in [0, 2**63)"),
-        )
-        for name, value, good, expected in checks:
-            if not good:
-                raise ConfigError(f"sampling: {name} = {value!r}; expected {expected}")
+        check_number("sampling: temperature", self.temperature, 0)
+        check_int("sampling: top_k", self.top_k, 0)
+        check_number("sampling: top_p", self.top_p, 0, 1, above=True)
+        check_number("sampling: min_p", self.min_p, 0, 1)
+        check_int("sampling: seed", self.seed, 0, 2**63 - 1)
 
     @property
     def greedy(self) -> bool:

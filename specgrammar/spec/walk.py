@@ -52,7 +52,7 @@ class Walk:
         self.logits, self.status, self.sampled = logits, status, sampled
         self.token_of_node = tree.draft_tokens
         self.table = SamplingTable.of([request.sampling for request in requests])
-        self.num_tokens = np.array([len(request.tokens) for request in requests], dtype=np.int64)
+        self.num_tokens = np.array([request.num_tokens for request in requests], dtype=np.int64)
         self.roots = tree.cu_nodes[:-1]
         starts = node_starts(tree.cu_nodes)
         self.first_child = flat_links(tree.retrieve_next_token, starts)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from specgrammar.errors import ConfigError
 
@@ -28,3 +31,11 @@ def require_triton(what: str) -> None:
     """Raise ConfigError where triton is missing; launchers call it first."""
     if not HAS_TRITON:
         raise ConfigError(f"{what} needs triton: pip install triton, or keep the tensors on the CPU")
+
+
+def device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Makes the tensor's device current: Triton launches there, wherever the arguments are."""
+    if tensor.device.type == "cpu":
+        return nullcontext()
+    context: AbstractContextManager[Any] = torch.get_device_module(tensor.device).device(tensor.device)
+    return context

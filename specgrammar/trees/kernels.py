@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specgrammar.errors import TreeError
-from specgrammar.trees.jit import HAS_TRITON, jit, require_triton
+from specgrammar.trees.jit import HAS_TRITON, device_of, jit, require_triton
 from specgrammar.trees.links_torch import TreeIndices, check_tree_inputs
 
 if TYPE_CHECKING or HAS_TRITON:
@@ -124,7 +124,8 @@ def derive_tree_links_triton(
         return result
     width_block = triton.next_power_of_2(width)
     tile = min(width_block, _TILE_SIZE // width_block)
-    _derive_tree_links_kernel[(bs,)](
-        mask.view(torch.uint8), seq_lens, num_nodes, *result, width, width_block=width_block, tile=tile
-    )
+    with device_of(mask):
+        _derive_tree_links_kernel[(bs,)](
+            mask.view(torch.uint8), seq_lens, num_nodes, *result, width, width_block=width_block, tile=tile
+        )
     return result

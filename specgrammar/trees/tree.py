@@ -235,6 +235,27 @@ class DraftTree:
     source: NDArray[np.int16] | None = None
     sources: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.host is not None and not np.array_equal(self.host.cu_nodes, self.cu_nodes):
+            raise TreeError(
+                f"cu_nodes is {self.cu_nodes.tolist()}, but the host's tree has {self.host.cu_nodes.tolist()}; "
+                "use DraftTree.from_host"
+            )
+
+    @classmethod
+    def from_host(
+        cls,
+        step: int,
+        host: HostTree,
+        *,
+        sampled: SampledProposals | None = None,
+        score: NDArray[np.float32] | None = None,
+        source: NDArray[np.int16] | None = None,
+        sources: tuple[str, ...] = (),
+    ) -> DraftTree:
+        """A tree that the host made; see the attributes."""
+        return cls(step, host.cu_nodes, host, sampled=sampled, score=score, source=source, sources=sources)
+
     @property
     def bs(self) -> int:
         """Number of requests."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from specgrammar.errors import MatcherError, SpecGrammarError, TreeError
+from specgrammar.errors import ConfigError, MatcherError, SpecGrammarError, TreeError
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.build import build_grammar_mask, fill_dense
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import Resolved
-from specgrammar.protocols.grammar import GrammarSpec, NodeStatus, SupportsBatchFill
+from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec, NodeStatus, SupportsBatchFill
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.testing.strategies import trees
 from specgrammar.trees.tree import HostTree
@@ -71,11 +74,9 @@ def walked(name: str, spec: GrammarSpec, choices: list[int]) -> tuple[GrammarSes
     return session, prefix
 
 
-def build(
-    sessions: list[GrammarSession], tree: HostTree, batch_fill: SupportsBatchFill | None = None
-) -> GrammarMask:
+def build(sessions: list[GrammarSession], tree: HostTree) -> GrammarMask:
     ring = BitmaskRing(DEVICE, VOCABULARY.num_words)
-    return build_grammar_mask(sessions, Resolved(tree), ring, DEVICE, VOCABULARY, batch_fill=batch_fill)
+    return build_grammar_mask(sessions, Resolved(tree), ring, DEVICE, VOCABULARY)
 
 
 @given(st.data(), toy_trees(), names)
@@ -173,7 +174,7 @@ def test_invariant_2_also_when_a_fill_raises_half_way(
     session = GrammarSession(VOCABULARY, raising)  # type: ignore[arg-type]  # it has all members
     mask = build([session], tree)
     raised = session.finish == "error"
-    assert raised == (np.count_nonzero(mask.status == LIVE) < at and raising._left <= 0)
+    assert raised == (raising._left <= 0)
     if raised:
         assert "RuntimeError: planted" in str(session.error)
         assert not mask.status.any(), "nothing of a failed request may be accepted"
@@ -198,36 +199,55 @@ def test_invariant_9_a_raising_backend_ends_its_own_request_only(name: str, meth
     assert (buffer[3:6] == -1).all(), "the engine's convention for rows that are not live"
 
 
+class Together:
+    """A backend's batch fill that counts its calls, and raises from the n-th on."""
+
+    def __init__(self, name: str, raises_at: int = 10**9) -> None:
+        native = backend(name)
+        assert isinstance(native, SupportsBatchFill)
+        self._native, self._raises_at, self.num_calls = native, raises_at, 0
+
+    def fill_bitmasks(
+        self, matchers: Sequence[GrammarMatcher], bitmask: NDArray[np.int32], rows: Sequence[int]
+    ) -> Mapping[int, Exception]:
+        self.num_calls += 1
+        if self.num_calls >= self._raises_at:
+            raise RuntimeError("the thread pool died")
+        return self._native.fill_bitmasks(matchers, bitmask, rows)
+
+
+@given(st.data(), toy_trees(), st.integers(1, 4))
+def test_rounds_over_a_batch_give_the_same_rows_as_one_by_one(
+    data: st.DataObject, tree: HostTree, raises_at: int
+) -> None:
+    """Batches of both backends' matchers at once, also when a batch call dies half-way."""
+    bs = tree.bs
+    kinds = data.draw(st.lists(st.tuples(names, grammars), min_size=bs, max_size=bs))
+    together = {name: Together(name, data.draw(st.sampled_from([raises_at, 10**9]))) for name in BACKEND_NAMES}
+    alone = build([GrammarSession(VOCABULARY, matcher(*kind)) for kind in kinds], tree)
+    sessions = [GrammarSession(VOCABULARY, matcher(*kind), batch_fill=together[kind[0]]) for kind in kinds]
+    rounds = build(sessions, tree)
+    assert rounds.status.tolist() == alone.status.tolist()
+    for one, other in zip(alone.row_of_node, rounds.row_of_node, strict=True):
+        assert (one < 0) == (other < 0)
+        if one >= 0:
+            assert alone.bitmask[one].tolist() == rounds.bitmask[other].tolist()
+    for session, kind in zip(sessions, kinds, strict=True):
+        assert session.cursor is not None
+        assert legal_ids(session.cursor.matcher) == legal_ids(matcher(*kind))
+
+
 @pytest.mark.parametrize("name", BACKEND_NAMES)
-def test_a_batch_of_lone_roots_is_filled_in_one_call_with_the_same_result(name: str) -> None:
-    native = backend(name)
-    assert isinstance(native, SupportsBatchFill)
-    tree = HostTree.roots([0] * 5)
-
-    def sessions() -> list[GrammarSession]:
-        made = [GrammarSession(VOCABULARY, matcher(name, spec)) for spec in GRAMMARS]
-        made.insert(2, GrammarSession(VOCABULARY))
-        made[0].commit([3])
-        return made
-
-    one_by_one, at_once = build(sessions(), tree), build(sessions(), tree, native)
-    assert at_once.status.tolist() == one_by_one.status.tolist() == [LIVE, LIVE, FREE, LIVE, LIVE]
-    for node in range(5):
-        rows = [mask.row_of_node[node] for mask in (one_by_one, at_once)]
-        assert (rows[0] < 0) == (rows[1] < 0)
-        if rows[0] >= 0:
-            assert one_by_one.bitmask[rows[0]].tolist() == at_once.bitmask[rows[1]].tolist()
-
-
-@pytest.mark.parametrize("name", BACKEND_NAMES)
-def test_a_failure_in_a_batch_fill_ends_its_own_request_only(name: str) -> None:
+@pytest.mark.parametrize("raises_at", [1, 10**9])
+def test_a_failure_in_a_round_ends_its_own_request_only(name: str, raises_at: int) -> None:
     """A grammar that the vocabulary cannot go on with, between two that are well."""
-    native = backend(name)
-    assert isinstance(native, SupportsBatchFill)
     stuck = GrammarSpec.regex("a(z|zz)")  # no token holds a z
-    sessions = [GrammarSession(VOCABULARY, matcher(name, spec)) for spec in (GRAMMARS[0], stuck, GRAMMARS[3])]
+    together = Together(name, raises_at)
+    specs = (GRAMMARS[0], stuck, GRAMMARS[3])
+    sessions = [GrammarSession(VOCABULARY, matcher(name, spec), batch_fill=together) for spec in specs]
     sessions[1].commit([0])
-    mask = build(sessions, HostTree.roots([0, 0, 0]), native)
+    mask = build(sessions, HostTree.roots([0, 0, 0]))
+    assert together.num_calls == 1
     assert [session.finish for session in sessions] == [None, "error", None]
     assert mask.status.tolist() == [LIVE, PADDING, LIVE]
     logits = torch.zeros(3, VOCABULARY.vocab_size)
@@ -239,19 +259,31 @@ def test_a_failure_in_a_batch_fill_ends_its_own_request_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKEND_NAMES)
-def test_a_node_behind_which_nothing_is_legal_is_rejected_and_a_root_fails(name: str) -> None:
-    stuck = GrammarSpec.regex("a(b|z)|b")
+def test_a_legal_token_behind_which_nothing_is_legal_ends_its_path(name: str) -> None:
+    """It may be accepted, as ordinary decoding would commit it; a root in that state fails the request."""
     session = GrammarSession(VOCABULARY, matcher(name, GrammarSpec.regex("a(z|zz)|b")))
-    mask = build([session], HostTree.from_parents(np.array([0, 3]), np.array([0, 0, 1]), np.array([-1, 0, 0])))
-    assert mask.status.tolist() == [LIVE, REJECTED, LIVE]
+    parents = np.array([-1, 0, 0, 1])
+    mask = build([session], HostTree.from_parents(np.array([0, 4]), np.array([0, 0, 1, 1]), parents))
+    assert mask.status.tolist() == [LIVE, ENDED, LIVE, REJECTED]
+    assert (mask.row_of_node >= 0).tolist() == [True, False, True, False]
     assert session.finish is None
     session.commit([0])
     build([session], HostTree.roots([0]))
     assert session.finish == "error"
-    assert "no token" in str(session.error) or "admits" in str(session.error)
-    assert build([GrammarSession(VOCABULARY, matcher(name, stuck))], HostTree.roots([0])).status.tolist() == [
-        LIVE
-    ]
+    assert "admits no token" in str(session.error)
+
+
+class Inconsistent(Raising):
+    """A matcher whose row allows what it then refuses."""
+
+    def accept(self, _token: int) -> bool:
+        return False
+
+
+def test_invariant_4_a_backend_that_contradicts_itself_ends_the_request() -> None:
+    session = GrammarSession(VOCABULARY, Inconsistent("xgrammar", GRAMMARS[0], "", 0))  # type: ignore[arg-type]
+    assert not build([session], HostTree.from_chains([[0, 0]])).status.any()
+    assert "does not accept it" in str(session.error)
 
 
 @given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=5), names)
@@ -282,7 +314,7 @@ def test_rows_are_masked_from_the_marker_on_wherever_it_ends(
 
 
 def test_mixed_batches_ragged_widths_and_zero_drafts() -> None:
-    tree = HostTree.from_chains([[0], [0, 0, 3, STOP, 0], [0, 5], [0, 99]])
+    tree = HostTree.from_chains([[0], [0, 0, 3, STOP, 0], [0, 5, STOP, 1], [0, 99, 1]])
     sessions = [
         GrammarSession(VOCABULARY, matcher("xgrammar", GRAMMARS[0])),
         GrammarSession(VOCABULARY, matcher("xgrammar", GrammarSpec.regex("aab"))),
@@ -293,10 +325,10 @@ def test_mixed_batches_ragged_widths_and_zero_drafts() -> None:
     assert mask.status.tolist() == [
         LIVE,
         *(LIVE, LIVE, LIVE, ENDED, REJECTED),
-        *(FREE, FREE),
-        *(FREE, REJECTED),
+        *(FREE, FREE, ENDED, REJECTED),
+        *(FREE, REJECTED, REJECTED),
     ]
-    assert mask.row_of_node.tolist() == [0, 1, 2, 3, -1, -1, -1, -1, -1, -1]
+    assert mask.row_of_node.tolist() == [0, 1, 2, 3, *[-1] * 9]
 
 
 def test_a_request_that_is_over_is_dead() -> None:
@@ -321,10 +353,16 @@ def test_malformed_input_is_refused_and_the_memory_is_given_back() -> None:
         two = [GrammarSession(VOCABULARY)] * 2
         with pytest.raises(TreeError, match="2 sessions for a tree of 1"):
             build_grammar_mask(two, Resolved(HostTree.roots([0])), ring, DEVICE, VOCABULARY)
-    with pytest.raises(TreeError, match="1 rows for 2 nodes"):
+    with pytest.raises(ConfigError, match="at least 2 rows"):
         fill_dense([GrammarSession(VOCABULARY)], HostTree.from_chains([[0, 0]]), np.zeros((1, 1), np.int32))
-    with pytest.raises(TreeError, match="C-contiguous int32"):
-        fill_dense([GrammarSession(VOCABULARY)], HostTree.roots([0]), np.zeros((4, 2), np.int32)[:, ::2])
+    with pytest.raises(ConfigError, match="of 1 words"):
+        fill_dense([GrammarSession(VOCABULARY)], HostTree.roots([0]), np.zeros((1, 2), np.int32))
+    read_only = np.zeros((4, 1), np.int32)
+    read_only.flags.writeable = False
+    wrongs: list[Any] = [np.zeros((4, 2), np.int32)[:, ::2], np.zeros((4, 1), np.int64), read_only]
+    for wrong in wrongs:
+        with pytest.raises(ConfigError, match="C-contiguous, writeable int32"):
+            fill_dense([GrammarSession(VOCABULARY)], HostTree.roots([0]), wrong)
 
 
 def test_a_ring_whose_slots_are_never_given_back_says_so() -> None:

@@ -16,7 +16,7 @@ from specgrammar.errors import SpecGrammarError
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.kernels import apply_rows
 from specgrammar.grammar.mask import GrammarMask
-from specgrammar.grammar.rows import MaskRows, RequestNodes
+from specgrammar.grammar.rows import MaskRows
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.runtime.device import InlineDevice
 
@@ -54,7 +54,8 @@ def test_a_mask_is_applied_row_by_row_and_padded_columns_are_never_legal(
     slot.rows[: len(live)] = random_rows(seed, len(live), num_words)
     rows = MaskRows(slot.rows, num_nodes)
     for node in live:
-        rows.put(RequestNodes(node, [0], [-1], [-1]), [NodeStatus.LIVE], [0])
+        rows.mark(node, NodeStatus.LIVE)
+        rows.take(node)
     mask = GrammarMask(rows, slot, DEVICE, vocab_size)
     logits = torch.randn(num_nodes, vocab_size + extra, generator=torch.Generator().manual_seed(seed)).to(dtype)
     expected = masked_by_definition(logits, slot.rows[: len(live)], list(live), vocab_size)
@@ -146,9 +147,12 @@ def test_a_mask_is_used_once_and_in_order() -> None:
     with pytest.raises(SpecGrammarError, match="expected a row for each of 1 nodes"):
         fresh.apply(torch.zeros(2, 8))
     fresh.apply(torch.zeros(1, 8))
-    with pytest.raises(SpecGrammarError, match="belong to a later step"):
+    with pytest.raises(SpecGrammarError, match="belongs to a later step"):
         _ = fresh.bitmask
     dropped = mask()  # the slot was given back by apply
     dropped.discard()
     dropped.discard()
-    mask()  # and by discard
+    with pytest.raises(ArithmeticError), mask() as failed:  # and by discard
+        failed.upload()
+        raise ArithmeticError
+    mask()  # and where the step failed

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specgrammar.errors import ConfigError
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
@@ -111,6 +112,27 @@ def test_invariant_12_ids_outside_the_vocabulary_never_reach_a_backend(token: in
     session.commit([0, token, 1])
     assert (session.output, session.finish) == ([0], "error")
     assert f"token id {token} at output position 1" in str(session.error)
+
+
+@pytest.mark.parametrize(
+    ("marker", "words"),
+    [([VOCABULARY.vocab_size], "outside the vocabulary"), ([0, STOP], "a stop token"), ([5], "a stop token")],
+)
+def test_a_gate_that_can_never_open_is_refused(marker: list[int], words: str) -> None:
+    stops = StopRules(frozenset({5}))
+    with pytest.raises(ConfigError, match=f"would never begin.*{words}"):
+        GrammarSession(VOCABULARY, matcher("xgrammar", GRAMMARS[0]), gate=Gate(marker), stops=stops)
+
+
+@pytest.mark.parametrize("name", BACKEND_NAMES)
+def test_settled_steps_are_forgotten(name: str) -> None:
+    """What is kept for undoing does not grow with the output."""
+    session = GrammarSession(VOCABULARY, matcher(name, GRAMMARS[0]), gate=Gate([2]))
+    assert session.cursor is not None
+    session.commit([0, 2])
+    for _ in range(50):
+        session.commit([0, 1])
+    assert not session.cursor._trail
 
 
 def test_the_first_failure_stays_and_an_abort_is_an_end() -> None:

@@ -6,21 +6,22 @@ import dataclasses
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgrammar.config import Config
-from specgrammar.errors import ConfigError, PluginError
+from specgrammar.errors import ConfigError, PluginError, TreeError
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec
-from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.protocols.spec import DecodeBatch, Needs
 from specgrammar.registry import ALGORITHMS, create
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.trees.tree import DraftTree, HostTree
-from tests.toy_engine import ToyAdapter, toy_engine, toy_logits
+from tests.toy_engine import ToyAdapter, ToyTarget, toy_engine, toy_logits
 from tests.toys import BACKEND_NAMES, GRAMMARS, STOP, VOCABULARY, backend, legal_ids, matcher
 
 ALGORITHM_CONFIGS: tuple[dict[str, Any], ...] = (
@@ -312,3 +313,168 @@ def test_invariant_13_replicas_decide_alike_whatever_their_clocks(requests: list
         tokens.append(outputs)
     assert shapes[0] == shapes[1]
     assert tokens[0] == tokens[1]
+
+
+def test_a_step_that_fails_gives_its_memory_back() -> None:
+    """A device error in one step is the caller's to handle; the engine is as good as before afterwards."""
+    engine, target = toy_engine(algorithm="ngram")
+    engine.add(Request("a", (0, 1), GRAMMARS[3], max_new_tokens=30))
+    verify = target.verify
+    failing = [True] * 5
+
+    def broken(batch: DecodeBatch, tree: DraftTree) -> Any:
+        ready = verify(batch, tree)
+        if failing:
+            failing.pop()
+            ready.wait = _device_error  # type: ignore[method-assign]  # the planted fault
+        return ready
+
+    target.verify = broken  # type: ignore[method-assign]  # the planted fault
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="device error"):
+            engine.step()
+    (output,) = engine.generate([])
+    assert output.token_ids == decoded([Request("a", (0, 1), GRAMMARS[3], max_new_tokens=30)])["a"].token_ids
+
+
+def _device_error() -> Any:
+    raise RuntimeError("device error")
+
+
+@pytest.mark.parametrize("bad", [VOCABULARY.vocab_size, 10**6, -2])
+def test_drafts_that_are_no_tokens_never_reach_the_model(bad: int) -> None:
+    engine, target = toy_engine(algorithm="ngram")
+    engine.add(Request("a", (0, 1), max_new_tokens=9))
+
+    def broken(batch: DecodeBatch) -> DraftTree:
+        roots = [request.tokens[-1] for request in batch.requests]
+        return DraftTree.from_host(batch.step, HostTree.from_chains([[root, bad] for root in roots]))
+
+    engine._parts.producer.propose = broken  # type: ignore[method-assign]  # the planted fault
+    with pytest.raises(TreeError, match=rf"request 0 \(a\), node 1|node 1.*{bad}"):
+        engine.step()
+    assert target.num_forwards == 0
+
+
+def test_the_trace_counts_every_draft_once() -> None:
+    """One step by hand: 5 drafts, one illegal with one below it, one accepted, two that the target refuses."""
+    engine, _ = toy_engine(algorithm="ngram")
+    engine.add(Request("a", (0, 1), GrammarSpec.regex("(ab|b|c)+"), max_new_tokens=9))
+    engine.add(Request("dead", (0, 1), GrammarSpec.regex("z"), max_new_tokens=9))
+    first = decoded([Request("a", (0, 1), GrammarSpec.regex("(ab|b|c)+"), max_new_tokens=1)])["a"].token_ids[0]
+    wrong = next(token for token in (1, 2, 3) if token != first)
+
+    def propose(batch: DecodeBatch) -> DraftTree:
+        parents = np.array([-1, 0, 0, 0, 3, 2, -1])  # the last two: below the wrong one, and the dead request
+        tokens = np.array([1, first, wrong, 12, 12, wrong, 1])
+        return DraftTree.from_host(batch.step, HostTree.from_parents(np.array([0, 6, 7]), tokens, parents))
+
+    engine._parts.producer.propose = propose  # type: ignore[method-assign]  # a tree by hand
+    outputs = engine.step()
+    trace = engine.trace
+    assert [output.request_id for output in outputs] == ["dead"]
+    assert (trace.num_steps, trace.num_draft_tokens, trace.num_accepted) == (1, 5, 1)
+    assert (trace.num_rejected_by_grammar, trace.num_rejected_by_target) == (2, 2)
+
+
+class GrammarReader:
+    """A producer that drafts what the grammar forces, read from the matcher before it proposes."""
+
+    needs: Needs = "grammar"
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.seen: list[list[int]] = []
+
+    def propose(self, batch: DecodeBatch) -> DraftTree:
+        chains = []
+        for request in batch.requests:
+            session = self.engine._parts.ledger.entries[request.request_id].session
+            assert session.cursor is not None
+            legal = legal_ids(session.cursor.matcher)
+            replay = matcher("xgrammar", GrammarSpec.regex("(ab){30}c"))
+            replay.accept_prefix(request.tokens[request.num_prompt_tokens :])
+            assert legal == legal_ids(replay), "the grammar is behind the history"
+            chains.append(
+                [request.tokens[-1], *(legal if len(legal) == 1 and request.max_draft_tokens else [])]
+            )
+        return DraftTree.from_host(batch.step, HostTree.from_chains(chains))
+
+    def observe(self, commits: Any) -> None:
+        self.seen += [list(commit.tokens) for commit in commits]
+
+
+def test_a_producer_that_needs_the_grammar_finds_it_behind_the_history() -> None:
+    request = Request("a", (0,), GrammarSpec.regex("(ab){30}c"), max_new_tokens=80)
+    engine, _ = toy_engine()
+    reader = GrammarReader(engine)
+    engine._parts = dataclasses.replace(engine._parts, producer=reader)
+    (output,) = engine.generate([request])
+    assert output.token_ids == decoded([request])["a"].token_ids
+    assert [token for tokens in reader.seen for token in tokens] == list(output.token_ids)
+
+
+def test_invariant_4_an_end_that_the_grammar_does_not_share_is_an_error() -> None:
+    """The mask is lost in the last step: the stop token comes out although the grammar cannot end there."""
+    engine, target = toy_engine()
+    verify = target.verify
+
+    def unmasked(batch: DecodeBatch, tree: DraftTree) -> Any:
+        ready = verify(batch, tree)
+        ready.logits[:] = -50.0
+        ready.logits[:, STOP] = 50.0
+        return ready
+
+    target.verify = unmasked  # type: ignore[method-assign]  # the planted fault
+    engine._parts.allocator.acquire(1).rows[:] = -1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specgrammar.grammar.mask._apply_on_cpu", lambda *_: None)
+        (output,) = engine.generate([Request("a", (0,), GRAMMARS[0], max_new_tokens=5)])
+    assert (output.finish_reason, output.token_ids) == ("error", (STOP,))
+    assert f"the grammar refuses token id {STOP}" in str(output.error)
+
+
+@pytest.mark.parametrize("needs", ["gramar", None])
+def test_invariant_10_a_producer_that_says_nonsense_is_refused(needs: str | None) -> None:
+    class Nonsense:
+        def __init__(self, real: Any) -> None:
+            self.real, self.needs = real, needs
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+    class Algorithm:
+        def __init__(self, real: Any) -> None:
+            self.real = real
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+        def make_producer(self, context: Any) -> Any:
+            return Nonsense(self.real.make_producer(context))
+
+    algorithm: Any = Algorithm(create(ALGORITHMS, "none"))
+    with pytest.raises(PluginError, match="needs is"):
+        Engine(ToyAdapter(), backend("xgrammar"), algorithm, Config())
+
+
+def test_invariant_10_a_batch_larger_than_the_targets_is_refused() -> None:
+    target = ToyTarget(max_batch_size=2)
+    with pytest.raises(ConfigError, match="max_batch_size = 3, but the target was loaded for 2"):
+        Engine.build(Config(max_batch_size=3), ToyAdapter(target))
+
+
+def test_a_model_that_fails_at_the_prompt_ends_that_request() -> None:
+    engine, target = toy_engine()
+    add = target.add
+
+    def out_of_memory(request_id: str, tokens: Any) -> None:
+        if request_id == "big":
+            raise RuntimeError("out of memory")
+        add(request_id, tokens)
+
+    target.add = out_of_memory  # type: ignore[method-assign]  # the planted fault
+    requests = [Request(name, (0,), GRAMMARS[0], max_new_tokens=4) for name in ("big", "small")]
+    outputs = {output.request_id: output for output in engine.generate(requests)}
+    assert outputs["big"].error == "RuntimeError: out of memory"
+    assert outputs["small"].error is None

@@ -1,0 +1,103 @@
+"""Checks of values that a user gives, where they are given: what is refused here never fails later.
+
+Every check raises ConfigError as `WHAT = VALUE; expected ...`, where WHAT names the owner and the field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from operator import index
+
+from specgrammar.errors import ConfigError
+
+INT32_MAX = 2**31 - 1
+"""The bound of counts that have no tighter one: arrays of native int32 hold them."""
+
+_LONGEST_SHOWN = 80
+
+
+def show(value: object) -> str:
+    """A value for a message: short, and also where it has no `repr` (an int of 5,000 digits)."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"{type(value).__name__} that cannot be shown"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def refused(what: str, value: object, expected: str) -> ConfigError:
+    """The error for a value."""
+    return ConfigError(f"{what} = {show(value)}; expected {expected}")
+
+
+def is_int(value: object) -> bool:
+    """Whether a value is an int and not a bool, which is an int to Python but a mistake as a count."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_int(what: str, value: object, minimum: int, maximum: int = INT32_MAX) -> None:
+    """Refuse what is not an int in [minimum, maximum]."""
+    if not isinstance(value, int) or not is_int(value) or not minimum <= value <= maximum:
+        bound = "" if maximum == INT32_MAX else f" and <= {maximum}"
+        raise refused(what, value, f"an integer >= {minimum}{bound}")
+
+
+def check_number(
+    what: str, value: object, minimum: float, maximum: float = math.inf, *, above: bool = False
+) -> None:
+    """Refuse what is not a finite number in [minimum, maximum], or in (minimum, maximum] if `above`."""
+    # Comparisons hold for an int of any size, a conversion to float does not. NaN is in no interval.
+    good = isinstance(value, float) or is_int(value)
+    if good and isinstance(value, (int, float)):
+        good = (minimum < value if above else minimum <= value) and value <= maximum and value != math.inf
+    if not good:
+        lower = f"a number {'>' if above else '>='} {minimum:g}"
+        raise refused(what, value, lower if maximum == math.inf else f"{lower} and <= {maximum:g}")
+
+
+def check_choice(what: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse what is none of `choices`, also if it is of another type."""
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise refused(what, value, " or ".join(repr(choice) for choice in choices))
+
+
+def check_text(what: str, value: object, *, empty: bool = False) -> None:
+    """Refuse what is not text that can be written as UTF-8, and an empty one unless `empty`."""
+    if not isinstance(value, str) or not (value or empty):
+        raise refused(what, value, "text" if empty else "text that is not empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise refused(
+            what, value, f"UTF-8; character {error.start} is a lone surrogate or a byte that is not text"
+        ) from None
+
+
+def texts(what: str, values: object) -> tuple[str, ...]:
+    """A collection of texts as a tuple; a single str is refused, it would become its characters."""
+    found: tuple[str, ...] = tuple(_collection(what, values, "strings"))
+    for i, value in enumerate(found):
+        check_text(f"{what}[{i}]", value)
+    return found
+
+
+def token_ids(what: str, values: object, minimum: int | None = 0) -> tuple[int, ...]:
+    """A collection of ints (NumPy's too) as a tuple of Python's; None as the minimum checks the type alone."""
+    found: list[int] = []
+    for i, value in enumerate(_collection(what, values, "token ids")):
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            found.append(index(value))
+        except TypeError:
+            raise refused(f"{what}[{i}]", value, "a token id, an integer") from None
+        if minimum is not None and found[-1] < minimum:
+            raise refused(f"{what}[{i}]", value, f"a token id >= {minimum}")
+    return tuple(found)
+
+
+def _collection(what: str, values: object, of: str) -> Iterable[object]:
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
+        raise refused(what, values, f"a sequence of {of}")
+    return values

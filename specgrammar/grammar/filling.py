@@ -1,0 +1,101 @@
+"""Driving walks: each names its next row, and the row is filled, alone or with those of other requests.
+
+Whatever a backend raises ends the request that it raised for, with its reason, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from specgrammar.errors import DeadEndError, MatcherError, RequestError
+from specgrammar.grammar.rows import MaskRows, RequestNodes
+from specgrammar.protocols.grammar import GrammarMatcher, SupportsBatchFill
+
+if TYPE_CHECKING:
+    from specgrammar.grammar.session import GrammarSession
+
+
+class Filling:
+    """One request's walk, under the guard of its session."""
+
+    def __init__(self, session: GrammarSession, nodes: RequestNodes, rows: MaskRows) -> None:
+        """At the root; nothing is written yet."""
+        self._session, self._nodes, self._rows = session, nodes, rows
+        self._walk = session.walk(nodes, rows)
+        self.row = -1
+
+    @property
+    def matcher(self) -> GrammarMatcher:
+        """Stands where `row` is to be filled from."""
+        assert self._session.cursor is not None
+        return self._session.cursor.matcher
+
+    def ask(self) -> bool:
+        """Go on to the next `row` that must be filled; False when the walk is over, or has failed."""
+        try:
+            self.row = next(self._walk)
+        except StopIteration:
+            return False
+        except Exception as error:
+            self.fail(error)
+            return False
+        return True
+
+    def fill(self) -> bool:
+        """Fill `row`; all zero where nothing is legal. False if that failed."""
+        try:
+            self.matcher.fill_bitmask(self._rows.bitmask, self.row)
+        except DeadEndError:
+            return True
+        except Exception as error:
+            self.fail(error)
+            return False
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """End the request; its nodes are dead. The matcher goes back to where it was, if it still can."""
+        with suppress(Exception):
+            self._walk.close()
+        self._session.fail(as_request_error(error))
+        self._rows.drop(self._nodes)
+
+
+def fill_alone(filling: Filling) -> None:
+    """Fill one request's tree row by row."""
+    while filling.ask() and filling.fill():
+        pass
+
+
+def fill_together(fillings: Sequence[tuple[SupportsBatchFill, Filling]], rows: MaskRows) -> None:
+    """Fill many requests' trees in rounds: the next row of each, in one call per backend."""
+    going = list(fillings)
+    while going:
+        asking: dict[int, tuple[SupportsBatchFill, list[Filling]]] = {}
+        for backend, filling in going:
+            if filling.ask():
+                asking.setdefault(id(backend), (backend, []))[1].append(filling)
+        going = []
+        for backend, group in asking.values():
+            going += [(backend, filling) for filling in _fill_round(backend, group, rows)]
+
+
+def _fill_round(backend: SupportsBatchFill, group: list[Filling], rows: MaskRows) -> list[Filling]:
+    """One row of each; returns those that go on."""
+    try:
+        matchers = [filling.matcher for filling in group]
+        failures = backend.fill_bitmasks(matchers, rows.bitmask, [filling.row for filling in group])
+    except Exception:  # whose fault it is, only single calls can tell
+        return [filling for filling in group if filling.fill()]
+    fatal = {i: error for i, error in failures.items() if not isinstance(error, DeadEndError)}
+    for i, error in fatal.items():
+        group[i].fail(error)
+    return [filling for i, filling in enumerate(group) if i not in fatal]
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """What ends a request: the error itself, or what a backend raised as a MatcherError."""
+    if isinstance(error, RequestError):
+        return error
+    return MatcherError(f"the grammar backend raised {type(error).__name__}: {error}")

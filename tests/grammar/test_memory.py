@@ -1,0 +1,317 @@
+"""Invariant 8: host memory is not read before its copy is done, nor reused before its upload is done.
+
+The device runs nothing by itself (`ManualDevice`): what is read or reused too early comes out wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specgrammar.config import Config
+from specgrammar.errors import ConfigError, SpecGrammarError
+from specgrammar.grammar.bitmask import BitmaskRing
+from specgrammar.grammar.mask import GrammarMask
+from specgrammar.grammar.rows import MaskRows
+from specgrammar.grammar.staging import from_chain, from_device
+from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
+from specgrammar.protocols.staging import Device, StagedTree
+from specgrammar.runtime.device import InlineDevice
+from specgrammar.runtime.engine import Engine
+from specgrammar.runtime.request import Request
+from specgrammar.testing.manual_device import ManualDevice
+from specgrammar.testing.strategies import trees
+from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
+from tests.toy_engine import ToyAdapter
+
+FIELDS = ("draft_tokens", "retrieve_next_token", "retrieve_next_sibling")
+VOCAB_SIZE = 64
+NUM_WORDS = VOCAB_SIZE // 32
+
+
+# -- the ring ----------------------------------------------------------------------------------------------
+
+
+def test_a_free_slot_is_found_whatever_the_order_of_release() -> None:
+    ring = BitmaskRing(InlineDevice(), 1, num_slots=3)
+    held = [ring.acquire(1) for _ in range(3)]
+    assert len({slot.rows.ctypes.data for slot in held}) == 3
+    held[1].release(None)
+    assert ring.acquire(1) is held[1]
+    with pytest.raises(SpecGrammarError, match="all 3 bitmask slots are held"):
+        ring.acquire(1)
+
+
+def test_a_slot_whose_upload_is_done_comes_before_an_older_one_that_is_in_flight() -> None:
+    device = ManualDevice()
+    ring = BitmaskRing(device, 1, num_slots=3)
+    first, second, third = (ring.acquire(1) for _ in range(3))
+    device.enqueue(lambda: None)
+    first.release(device.record())
+    third.release(None)
+    assert ring.acquire(1) is third
+    assert device.num_pending == 1  # nobody waited
+    second.release(device.record())
+    assert ring.acquire(1) is first  # both are in flight: the oldest
+    assert device.num_pending == 0
+
+
+def test_among_slots_that_are_done_the_one_used_longest_ago_is_next() -> None:
+    ring = BitmaskRing(InlineDevice(), 1, num_slots=2)
+    used = []
+    for _ in range(4):
+        used.append(ring.acquire(1))
+        used[-1].release(None)
+    assert used[0] is used[2] is not used[1] is used[3]
+
+
+def test_a_slot_is_released_once() -> None:
+    slot = BitmaskRing(InlineDevice(), 1).acquire(1)
+    slot.release(None)
+    with pytest.raises(SpecGrammarError, match="released already"):
+        slot.release(None)
+
+
+def test_a_ring_has_a_slot() -> None:
+    with pytest.raises(ConfigError, match="num_slots = 0"):
+        BitmaskRing(InlineDevice(), 1, num_slots=0)
+
+
+@pytest.mark.parametrize(("device", "shared"), [(InlineDevice(), True), (ManualDevice(), False)])
+def test_a_slot_has_a_twin_on_a_device_with_memory_of_its_own(device: Device, shared: bool) -> None:
+    ring = BitmaskRing(device, 3, num_slots=1)
+    for num_rows in (2, 0, 7):  # it grows and never shrinks
+        slot = ring.acquire(num_rows)
+        slot.rows[:], slot.owners[:] = 5, 6
+        assert slot.host_rows.eq(5).all()
+        assert slot.host_owners.eq(6).all()
+        assert slot.device_rows.shape == slot.rows.shape >= (num_rows, 3)
+        assert slot.device_owners.shape == slot.owners.shape == (len(slot.rows),)
+        assert (slot.device_rows is slot.host_rows) is (slot.device_owners is slot.host_owners) is shared
+        slot.release(None)
+
+
+# -- masks -------------------------------------------------------------------------------------------------
+
+
+class Filled:
+    """A mask whose rows are drawn, and what it must do to logits."""
+
+    def __init__(self, ring: BitmaskRing, device: ManualDevice, num_nodes: int, seed: int) -> None:
+        """Fill the rows of some nodes, owned in a drawn order."""
+        rng = np.random.default_rng(seed)
+        slot = ring.acquire(num_nodes)
+        rows = MaskRows(slot.rows, num_nodes)
+        legal = np.ones((num_nodes, VOCAB_SIZE), np.bool_)
+        for node in rng.permutation(num_nodes)[: rng.integers(1, num_nodes + 1)].tolist():
+            legal[node] = rng.integers(0, 2, VOCAB_SIZE)
+            rows.mark(node, NodeStatus.LIVE)
+            slot.rows[rows.take(node)] = np.packbits(legal[node], bitorder="little").view(np.int32)
+        self.slot, self.num_nodes = slot, num_nodes
+        self.legal = torch.from_numpy(legal)
+        self.mask = GrammarMask(rows, slot, device, VOCAB_SIZE)
+        self.found: torch.Tensor | None = None
+
+    def apply_on(self, device: ManualDevice) -> None:
+        """Enqueue what the kernel does on an accelerator: it reads the device's memory when it runs."""
+        num_rows = self.mask.num_rows
+        rows, owners = self.slot.device_rows[:num_rows], self.slot.device_owners[:num_rows]
+
+        def kernel() -> None:
+            found = torch.ones(self.num_nodes, VOCAB_SIZE, dtype=torch.bool)
+            for row, owner in zip(rows, owners.tolist(), strict=True):
+                found[owner] = (row[:, None] >> torch.arange(32) & 1).flatten().bool()
+            self.found = found
+
+        device.enqueue(kernel, rows, owners)
+
+    def check(self) -> None:
+        """The kernel ran, over this mask's rows."""
+        assert self.found is not None
+        assert torch.equal(self.found, self.legal)
+
+
+def test_invariant_8_rows_and_owners_are_not_reused_before_their_upload_is_done() -> None:
+    device = ManualDevice()
+    ring = BitmaskRing(device, NUM_WORDS, num_slots=1)
+    masks = []
+    for step in range(4):  # each takes the only slot while the upload before it has not run
+        masks.append(Filled(ring, device, num_nodes=5, seed=step))
+        masks[-1].mask.upload()
+        masks[-1].apply_on(device)
+        masks[-1].mask.discard()
+    device.run_all()
+    for mask in masks:
+        mask.check()
+
+
+@given(st.integers(1, 3), st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), max_size=8), st.data())
+def test_invariant_8_masks_on_any_schedule(
+    num_slots: int, steps: Sequence[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Slots are held for a drawn time, and of every mask's work a drawn part runs before the next is built."""
+    device = ManualDevice()
+    ring = BitmaskRing(device, NUM_WORDS, num_slots)
+    masks: list[Filled] = []
+    held: list[Filled] = []
+    for seed, (num_nodes, num_pieces) in enumerate(steps):
+        masks.append(Filled(ring, device, num_nodes, seed))
+        held.append(masks[-1])
+        masks[-1].mask.upload()
+        device.run(num_pieces)
+        at_least = max(0, len(held) - num_slots + 1)  # the next mask needs a slot
+        for _ in range(data.draw(st.integers(at_least, len(held)))):
+            done = held.pop(data.draw(st.integers(0, len(held) - 1)))
+            done.apply_on(device)
+            done.mask.discard()
+    for mask in held:
+        mask.apply_on(device)
+    device.run_all()
+    for mask in masks:
+        mask.check()
+
+
+def test_invariant_8_the_host_applies_a_mask_when_its_upload_is_done() -> None:
+    device = ManualDevice()
+    ring = BitmaskRing(device, NUM_WORDS, num_slots=1)
+    for step in range(3):
+        filled = Filled(ring, device, num_nodes=5, seed=step)
+        filled.mask.upload()
+        assert device.num_pending == 2
+        logits = torch.zeros(5, VOCAB_SIZE)
+        filled.mask.apply(logits)
+        assert torch.equal(logits.isfinite(), filled.legal)
+
+
+def test_a_mask_keeps_its_device_memory_until_it_is_applied() -> None:
+    device = ManualDevice()
+    ring = BitmaskRing(device, NUM_WORDS, num_slots=2)
+    first = Filled(ring, device, num_nodes=3, seed=0)
+    first.mask.upload()
+    device.run_all()
+    for seed in (1, 2):
+        other = Filled(ring, device, num_nodes=3, seed=seed)
+        other.mask.upload()
+        other.mask.discard()
+    logits = torch.zeros(3, VOCAB_SIZE)
+    first.mask.apply(logits)
+    assert torch.equal(logits.isfinite(), first.legal)
+
+
+# -- staging -----------------------------------------------------------------------------------------------
+
+
+class Drafts:
+    """A producer's persistent device buffers: every step's kernel writes the next tree into the same memory."""
+
+    def __init__(self, device: ManualDevice, capacity: int) -> None:
+        """Buffers for trees of up to `capacity` nodes."""
+        self._device = device
+        self._buffers = {name: torch.full((capacity,), -7) for name in FIELDS}
+
+    def draft(self, tree: HostTree) -> DraftTree:
+        """Enqueue the kernel that writes a tree; its buffers hold the one before until that has run."""
+        parts = {name: self._buffers[name][: len(tree.draft_tokens)] for name in FIELDS}
+
+        def kernel() -> None:
+            for name, part in parts.items():
+                part.copy_(torch.from_numpy(getattr(tree, name).copy()))
+
+        self._device.enqueue(kernel)
+        return DraftTree(0, tree.cu_nodes, device=DeviceTree(**parts))
+
+
+def check_staged(staged: StagedTree, tree: HostTree) -> None:
+    resolved = staged.resolve()
+    for name in ("cu_nodes", *FIELDS):
+        assert getattr(resolved, name).tolist() == getattr(tree, name).tolist(), name
+    assert staged.resolve() is resolved
+
+
+def test_invariant_8_a_staged_tree_is_not_read_before_its_copy_is_done() -> None:
+    tree = HostTree.from_chains([[3, 1, 4], [1, 5]])
+    for strategy, num_copies in ((from_device, 3), (from_chain, 1)):
+        device = ManualDevice()
+        draft = Drafts(device, 5).draft(tree)
+        staged = strategy(device).stage(draft)
+        assert device.num_pending == 1 + num_copies  # nothing ran: staging only enqueues
+        check_staged(staged, tree)
+
+
+@given(st.lists(st.tuples(trees(), st.integers(0, 5)), max_size=6), st.data())
+def test_invariant_8_staged_trees_on_any_schedule(
+    steps: Sequence[tuple[HostTree, int]], data: st.DataObject
+) -> None:
+    """Drafts overwrite each other's buffers, the stream moves on by drawn parts, trees resolve in any order."""
+    device = ManualDevice()
+    drafts, strategy = Drafts(device, 48), from_device(device)
+    waiting: list[tuple[StagedTree, HostTree]] = []
+    resolved: list[tuple[StagedTree, HostTree]] = []
+    for tree, num_pieces in steps:
+        waiting.append((strategy.stage(drafts.draft(tree)), tree))
+        device.run(num_pieces)
+        for _ in range(data.draw(st.integers(0, len(waiting)))):
+            resolved.append(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))))
+            check_staged(*resolved[-1])
+    device.run_all()
+    for staged, tree in (*waiting, *resolved):  # what was resolved early has not changed since
+        check_staged(staged, tree)
+
+
+# -- all of it ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["none", "ngram"])
+def test_invariant_8_an_engine_writes_the_same_on_a_device_that_never_runs_ahead(algorithm: str) -> None:
+    requests = [
+        Request(request_id=str(i), prompt_tokens=(0, 1, 0, 1), grammar=grammar, max_new_tokens=24)
+        for i, grammar in enumerate((GrammarSpec.regex("(ab)+c"), None, GrammarSpec.regex("[abc12]*")))
+    ]
+    outputs = []
+    manual = ManualDevice()
+    for device in (InlineDevice(), manual):
+        engine = Engine.build(Config(algorithm=algorithm), ToyAdapter(device=device))
+        outputs.append({output.request_id: output.token_ids for output in engine.generate(requests)})
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 3
+    assert manual.num_done > 2
+
+
+# -- the device itself -------------------------------------------------------------------------------------
+
+
+def test_the_manual_device_runs_in_order_and_only_when_told() -> None:
+    device = ManualDevice()
+    source, destination = torch.arange(3), torch.arange(3)
+    ran = list[str]()
+    device.copy(destination, source)
+    assert destination.tolist() == [torch.iinfo(torch.int64).max // 3] * 3
+    copied = device.record()
+    device.enqueue(lambda: ran.append("kernel"))
+    source.fill_(8)  # too early
+    assert not copied.done()
+    copied.wait()
+    copied.wait()
+    assert copied.done()
+    assert destination.tolist() == [8, 8, 8]
+    assert not ran
+    assert not device.record().done()
+    device.run(5)
+    assert ran == ["kernel"]
+    assert device.record().done()
+
+
+def test_the_manual_device_keeps_what_is_still_to_be_read() -> None:
+    device = ManualDevice()
+    buffer, seen = torch.zeros(1), list[float]()
+    device.enqueue(lambda: seen.append(buffer.item()), buffer)
+    device.copy(buffer, torch.ones(1))  # behind the kernel, as on any stream
+    device.run_all()
+    assert seen == [0.0]
+    device.copy(buffer, torch.ones(1))
+    assert buffer.isnan().all()
