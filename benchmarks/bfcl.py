@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from benchmarks.fetch import read_package_file, read_wheel_file
 
 REQUIREMENT = "bfcl-eval==2026.3.23"
 DATA = "bfcl_eval/data/BFCL_v4_simple_python.json"
@@ -46,14 +44,18 @@ def load_bfcl(path: str | Path | None = None, limit: int | None = None) -> list[
     """The entries in file order.
 
     Args:
-        path: the data as a file of JSON lines, or the wheel that holds it; None finds or fetches it.
+        path: the data as a file of JSON lines, or the wheel that holds it; None takes the package.
         limit: how many from the start; None takes all.
 
     Raises:
         FileNotFoundError: there is no such file.
         RuntimeError: the package could not be fetched.
     """
-    lines = _read(Path(path) if path is not None else _find()).splitlines()
+    if path is None:
+        data = read_package_file(REQUIREMENT, DATA)
+    else:
+        data = read_wheel_file(Path(path), DATA) if Path(path).suffix == ".whl" else Path(path).read_bytes()
+    lines = data.decode().splitlines()
     return [_entry(json.loads(line)) for line in lines[:limit] if line.strip()]
 
 
@@ -100,43 +102,6 @@ def _entry(row: dict[str, Any]) -> Entry:
         f"Parameters: {names}.\nAnswer with the arguments as one JSON object only."
     )
     return Entry(row["id"], prompt, to_json_schema(function["parameters"]))
-
-
-def _read(path: Path) -> str:
-    if path.suffix == ".whl":
-        with zipfile.ZipFile(path) as wheel:
-            return wheel.read(DATA).decode()
-    return path.read_text(encoding="utf-8")
-
-
-def _find() -> Path:
-    """The data of an installed package (which is not imported), or the wheel in the cache."""
-    spec = find_spec("bfcl_eval")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        installed = Path(folder).parent / DATA
-        if installed.exists():
-            return installed
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specgrammar"
-    pattern = f"{REQUIREMENT.replace('-', '_').replace('==', '-')}-*.whl"
-    if not any(cache.glob(pattern)):
-        cache.mkdir(parents=True, exist_ok=True)
-        print(f"fetching {REQUIREMENT} into {cache}", file=sys.stderr)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--dest",
-            str(cache),
-            REQUIREMENT,
-        ]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            cause = result.stderr.strip().splitlines()[-1:] or ["pip failed"]
-            raise RuntimeError(f"cannot fetch {REQUIREMENT}: {cause[0]}; pass the data's path instead")
-    return next(cache.glob(pattern))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

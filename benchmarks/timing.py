@@ -1,0 +1,50 @@
+"""Medians of several ways to do one thing, measured in turns in the same run."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.columns import Step
+
+
+def interleaved_medians(
+    steps: Mapping[str, Step], budget: float, min_rounds: int = 3, max_rounds: int = 25
+) -> dict[str, float]:
+    """The median seconds of each step.
+
+    A round makes every step once, each time beginning with another one, so that what disturbs the machine for
+    a while disturbs all of them. One round is made before, to warm up.
+
+    Args:
+        steps: by name; a step that returns a float says itself how long it took.
+        budget: seconds for all rounds together; `min_rounds` are made in any case.
+        min_rounds: at least this many.
+        max_rounds: at most this many.
+    """
+    names = list(steps)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    begin = time.perf_counter()
+    for round_ in range(-1, max_rounds):
+        if round_ >= min_rounds and time.perf_counter() - begin > budget:
+            break
+        for turn in range(len(names)):
+            name = names[(round_ + turn) % len(names)]
+            measured = _timed(steps[name])
+            if round_ >= 0:
+                seconds[name].append(measured)
+    return {name: statistics.median(measured) for name, measured in seconds.items()}
+
+
+def one_after_the_other(steps: Sequence[Step]) -> Callable[[], float]:
+    """All steps as one; it returns the mean seconds of a step."""
+    return lambda: sum(map(_timed, steps)) / len(steps)
+
+
+def _timed(step: Step) -> float:
+    begin = time.perf_counter()
+    result = step()
+    return result if isinstance(result, float) else time.perf_counter() - begin
