@@ -63,10 +63,10 @@ class GrammarMask:
         slot, num_rows = self._held_slot(), self.num_rows
         if self._uploaded is not None:
             raise SpecGrammarError("upload twice: a mask belongs to one step")
-        self._uploaded = self._device.record()
         if num_rows and not self._device.shares_host_memory:
             self._device.copy(slot.device_rows[:num_rows], slot.host_rows[:num_rows])
             self._device.copy(slot.device_owners[:num_rows], slot.host_owners[:num_rows])
+        self._uploaded = self._device.record()
 
     def apply(self, logits: torch.Tensor) -> None:
         """Set what the grammar forbids to -inf, in place, and give the memory back behind the upload.

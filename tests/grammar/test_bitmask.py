@@ -1,0 +1,70 @@
+"""The ring of bitmask slots: which one comes next, and what a slot is made of."""
+
+from __future__ import annotations
+
+import pytest
+
+from specgrammar.errors import ConfigError, SpecGrammarError
+from specgrammar.grammar.bitmask import BitmaskRing
+from specgrammar.protocols.staging import Device
+from specgrammar.runtime.device import InlineDevice
+from specgrammar.testing.manual_device import ManualDevice
+
+
+def test_a_free_slot_is_found_whatever_the_order_of_release() -> None:
+    ring = BitmaskRing(InlineDevice(), 1, num_slots=3)
+    held = [ring.acquire(1) for _ in range(3)]
+    assert len({slot.rows.ctypes.data for slot in held}) == 3
+    held[1].release(None)
+    assert ring.acquire(1) is held[1]
+    with pytest.raises(SpecGrammarError, match="all 3 bitmask slots are held"):
+        ring.acquire(1)
+
+
+def test_a_slot_whose_upload_is_done_comes_before_an_older_one_that_is_in_flight() -> None:
+    device = ManualDevice()
+    ring = BitmaskRing(device, 1, num_slots=3)
+    first, second, third = (ring.acquire(1) for _ in range(3))
+    device.enqueue(lambda: None)
+    first.release(device.record())
+    third.release(None)
+    assert ring.acquire(1) is third
+    assert device.num_pending == 1  # nobody waited
+    second.release(device.record())
+    assert ring.acquire(1) is first  # both are in flight: the oldest
+    assert device.num_pending == 0
+
+
+def test_among_slots_that_are_done_the_one_used_longest_ago_is_next() -> None:
+    ring = BitmaskRing(InlineDevice(), 1, num_slots=2)
+    used = []
+    for _ in range(4):
+        used.append(ring.acquire(1))
+        used[-1].release(None)
+    assert used[0] is used[2] is not used[1] is used[3]
+
+
+def test_a_slot_is_released_once() -> None:
+    slot = BitmaskRing(InlineDevice(), 1).acquire(1)
+    slot.release(None)
+    with pytest.raises(SpecGrammarError, match="released already"):
+        slot.release(None)
+
+
+def test_a_ring_has_a_slot() -> None:
+    with pytest.raises(ConfigError, match="num_slots = 0"):
+        BitmaskRing(InlineDevice(), 1, num_slots=0)
+
+
+@pytest.mark.parametrize(("device", "shared"), [(InlineDevice(), True), (ManualDevice(), False)])
+def test_a_slot_has_a_twin_on_a_device_with_memory_of_its_own(device: Device, shared: bool) -> None:
+    ring = BitmaskRing(device, 3, num_slots=1)
+    for num_rows in (2, 0, 7):  # it grows and never shrinks
+        slot = ring.acquire(num_rows)
+        slot.rows[:], slot.owners[:] = 5, 6
+        assert slot.host_rows.eq(5).all()
+        assert slot.host_owners.eq(6).all()
+        assert slot.device_rows.shape == slot.rows.shape >= (num_rows, 3)
+        assert slot.device_owners.shape == slot.owners.shape == (len(slot.rows),)
+        assert (slot.device_rows is slot.host_rows) is (slot.device_owners is slot.host_owners) is shared
+        slot.release(None)
