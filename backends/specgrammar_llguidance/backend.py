@@ -20,6 +20,13 @@ from specgrammar_llguidance.lark import check_lark, to_lark
 from specgrammar_llguidance.matcher import LLGuidanceMatcher
 
 
+_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{length}}}" for length in (5, 10, 15, 20, 30)), f"{_TEXT}+"]
+"""Sets of tokens whose legality llguidance looks up as a whole where a terminal takes them all. Its default has
+two lengths of text (10 and 30), so that in a string with less than 30 characters left 230 us go into looking at
+every longer token (128k tokens); with five lengths it is 40."""
+
+
 @dataclass(frozen=True, eq=False)
 class LLGuidanceCompiled:
     """A `CompiledGrammar` of this backend.
@@ -70,7 +77,10 @@ class LLGuidanceBackend:
             raise ConfigError(f"llguidance: max_threads = {max_threads}; expected >= 1")
         self._vocabulary = vocabulary
         self._tokenizer = LLTokenizer(
-            _Tokens(vocabulary), n_vocab=vocabulary.vocab_size, eos_token=list(vocabulary.stop_ids)
+            _Tokens(vocabulary),
+            n_vocab=vocabulary.vocab_size,
+            eos_token=list(vocabulary.stop_ids),
+            slices=_SLICES,
         )
         self._executor = LLExecutor(max_threads)
         self._guard: BitmaskGuard[int] = BitmaskGuard(vocabulary, lambda bitmask: bitmask.ctypes.data)
