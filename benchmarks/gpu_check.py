@@ -84,7 +84,7 @@ def check_upload(device: torch.device, num_rows: int, vocab_size: int) -> Check:
     """A mask through the ring, pinned memory and the kernel."""
     from specgrammar.grammar.bitmask import BitmaskRing
     from specgrammar.grammar.mask import GrammarMask
-    from specgrammar.grammar.rows import MaskRows, RequestNodes
+    from specgrammar.grammar.rows import MaskRows
     from specgrammar.protocols.grammar import NodeStatus
     from specgrammar.runtime.device import device_for
 
@@ -97,7 +97,8 @@ def check_upload(device: torch.device, num_rows: int, vocab_size: int) -> Check:
         slot.rows[:num_rows] = word
         rows = MaskRows(slot.rows, num_rows)
         for node in range(num_rows):
-            rows.put(RequestNodes(node, [0], [-1], [-1]), [NodeStatus.LIVE], [0])
+            rows.take(node)
+            rows.mark(node, NodeStatus.LIVE)
         mask = GrammarMask(rows, slot, accelerator, vocab_size)
         mask.upload()
         mask.apply(logits)
