@@ -60,15 +60,22 @@ class Rings:
 
 @dataclass
 class Eager:
-    """Ours: `build_grammar_mask`, then the rows are given back."""
+    """Ours: `build_grammar_mask`, then the rows are given back.
+
+    Attributes:
+        backend: its name.
+        rings: bitmask memory.
+        together: the sessions know their backend, which fills many requests' rows in one call, on its threads.
+    """
 
     backend: str
     rings: Rings
+    together: bool = False
 
     @property
     def name(self) -> str:
         """See `Column`."""
-        return f"ours {self.backend}"
+        return f"ours {self.backend}{', together' if self.together else ''}"
 
     def prepare(self, scene: Scene, grammars: Grammars) -> Step:
         """See `Column`."""
@@ -77,7 +84,10 @@ class Eager:
 
     def builder(self, scene: Scene, grammars: Grammars) -> Callable[[], GrammarMask]:
         """Builds the scene's mask; it has to be discarded (or uploaded and applied) before the next one."""
-        sessions = [grammars.session(self.backend, r.document.schema, r.committed) for r in scene.requests]
+        sessions = [
+            grammars.session(self.backend, r.document.schema, r.committed, together=self.together)
+            for r in scene.requests
+        ]
         staged, vocabulary = Resolved(scene.tree), grammars.vocabulary
         ring, device = self.rings.ring(vocabulary), self.rings.device
 

@@ -12,7 +12,8 @@ timed is the step. The columns:
     vllm                     0.32's `validate_tokens` and `grammar_bitmask` in its own process; chains only
     xgrammar walk            `traverse_draft_tree` for each request (also over our grammar)
     llguidance executor xT   its call for draft tokens on T threads; chains only
-    ours BACKEND             `build_grammar_mask`; with `xT` on T threads
+    ours BACKEND             `build_grammar_mask`, one thread
+    ours BACKEND, together   the same where the backend fills the rows of many requests in one call
     raw BACKEND              the library's own calls for the live nodes and nothing else: the floor
     memset live, dense       writing the rows of the live nodes, or of all nodes
 """
@@ -106,7 +107,7 @@ class Bench:
         bench.columns += [XGrammarWalk(), XGrammarWalk(our_grammar=True)]
         bench.columns += [LLGuidanceExecutor(threads) for threads in sorted({1, num_cpus})]
         for backend in BACKENDS:
-            bench.columns += [Eager(backend, rings), Raw(backend, rings)]
+            bench.columns += [Eager(backend, rings), Eager(backend, rings, together=True), Raw(backend, rings)]
         bench.columns += [Memset(live_only=True, rings=rings), Memset(live_only=False, rings=rings)]
         return bench
 
@@ -162,7 +163,7 @@ def run(
         for bs, num_nodes in first_cells if name == vocabularies[0] else QUICK_CELLS:
             print(f"{name}: batch {bs}, {num_nodes} nodes ...", file=sys.stderr)
             for kind in KINDS:
-                scenes = [corpus.make_scene(kind, bs, num_nodes, seed) for seed in range(max(1, 16 // bs))]
+                scenes = [corpus.make_scene(kind, bs, num_nodes, seed) for seed in range(max(1, 8 // bs))]
                 cells.append(bench.measure(scenes, grammars, name, budget))
     return cells
 
