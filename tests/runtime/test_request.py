@@ -27,7 +27,9 @@ def test_sequences_are_kept_as_tuples_of_ints() -> None:
     assert (request.stop_token_ids, request.grammar_start) == ((3,), (4,))
     assert {type(token) for token in request.prompt_tokens} == {int}
     assert hash(request) == hash(
-        Request("r", (1, 2), GrammarSpec.regex("a"), stop_strings=("x",), stop_token_ids=(3,), grammar_start=(4,))
+        Request(
+            "r", (1, 2), GrammarSpec.regex("a"), stop_strings=("x",), stop_token_ids=(3,), grammar_start=(4,)
+        )
     )
 
 
@@ -57,12 +59,12 @@ def test_sequences_are_kept_as_tuples_of_ints() -> None:
         ("logprobs", 1, "logprobs = 1; expected True or False"),
     ],
 )
-def test_an_impossible_field_is_refused_by_name(field: str, value: object, named: str) -> None:
-    with pytest.raises(ConfigError, match="^request 'r': " + named):
+def test_an_impossible_field_is_refused_by_name(field: str, value: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=r"^request 'r': " + named):
         Request(**GOOD | {field: value})
 
 
 @pytest.mark.parametrize("request_id", ["", 3, None, "\ud800"])
-def test_a_request_needs_a_name(request_id: object) -> None:
-    with pytest.raises(ConfigError, match="^request: request_id = "):
+def test_a_request_needs_a_name(request_id: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^request: request_id = "):
         Request(**GOOD | {"request_id": request_id})

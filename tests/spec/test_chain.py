@@ -172,6 +172,59 @@ class BrokenDrafter(MarkovDrafter):
         return tokens, q[:, :, :-1]
 
 
+class LostDrafter(MarkovDrafter):
+    """Its logits are NaN behind the tokens of `lost`: nothing may be drawn there, which is the id `said`."""
+
+    def __init__(self, lost: set[int], said: int) -> None:
+        super().__init__()
+        self.lost, self.said = lost, said
+
+    def draft(
+        self, batch: DecodeBatch, num_tokens: int, *, sampled: bool
+    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
+        tokens, q = super().draft(batch, num_tokens, sampled=sampled)
+        for row, request in enumerate(batch.requests):
+            chain = [request.tokens[-1], *tokens[row].tolist()]
+            for column in range(num_tokens):
+                if self.lost & set(chain[: column + 1]):
+                    tokens[row, column] = self.said
+                    if q is not None:
+                        q[row, column] = 0.0
+        return tokens, q
+
+
+@pytest.mark.parametrize("said", [-1, VOCAB_SIZE, -(2**62), 2**62])
+@pytest.mark.parametrize("draft_sampling", ["greedy", "sampled"])
+@given(
+    lost=st.sets(st.integers(0, VOCAB_SIZE - 1)),
+    lasts=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=5),
+    warm=st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_a_chain_ends_before_what_is_no_token(
+    draft_sampling: Any, said: int, lost: set[int], lasts: list[int], warm: list[bool]
+) -> None:
+    algorithm = ChainAlgorithm(drafter="markov", num_draft_tokens=4, draft_sampling=draft_sampling)
+    views = [
+        view([1, last], str(i), sampling=WARM if warm[i] else SamplingParams(), max_draft_tokens=4 - i % 2)
+        for i, last in enumerate(lasts)
+    ]
+    whole = algorithm.make_producer(context(MarkovDrafter())).propose(batch(*views))
+    tree = algorithm.make_producer(context(LostDrafter(lost, said))).propose(batch(*views))
+    assert (tree.sampled is None) == (whole.sampled is None)
+    for i, last in enumerate(lasts):
+        chain = (last, *paths(whole, i)[-1])
+        num_kept = next((column for column, token in enumerate(chain) if token in lost), len(chain) - 1)
+        assert paths(tree, i)[-1] == chain[1 : 1 + num_kept]
+        if tree.sampled is not None and whole.sampled is not None:
+            first, first_whole = int(tree.cu_nodes[i]), int(whole.cu_nodes[i])
+            for node in range(1 + num_kept):
+                row = int(tree.sampled.row_of_node[first + node])
+                assert row == int(whole.sampled.row_of_node[first_whole + node])
+                assert (row >= 0) == (warm[i] and node > 0)
+                if row >= 0:
+                    assert np.array_equal(tree.sampled.q[row], MarkovDrafter().q(chain[node - 1], WARM))
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -195,6 +248,8 @@ def test_a_drafter_that_breaks_its_contract_is_named(fault: str, message: str) -
         ({"drafter": None}, "drafter = None"),
         ({"num_draft_tokens": 0}, "num_draft_tokens = 0; expected an integer >= 1"),
         ({"num_draft_tokens": 2.0}, "num_draft_tokens = 2.0"),
+        ({"num_draft_tokens": True}, "num_draft_tokens = True"),
+        ({"num_draft_tokens": 2**70}, "num_draft_tokens = 1180591620717411303424"),
         ({"draft_sampling": "argmax"}, "draft_sampling = 'argmax'; expected 'greedy' or 'sampled'"),
         ({"draft_sampling": "sampled"}, "draft_sampling = 'sampled' with drafter = 'prompt_lookup'"),
         ({"min_match": 3, "max_match": 2}, "min_match = 3; expected at most max_match = 2"),
