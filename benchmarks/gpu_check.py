@@ -98,7 +98,7 @@ def check_upload(device: torch.device, num_rows: int, vocab_size: int) -> Check:
         rows = MaskRows(slot.rows, num_rows)
         for node in range(num_rows):
             rows.take(node)
-            rows.mark(node, NodeStatus.LIVE)
+            rows.statuses[node] = NodeStatus.LIVE
         mask = GrammarMask(rows, slot, accelerator, vocab_size)
         mask.upload()
         mask.apply(logits)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.native import BitmaskGuard, check_filled, check_rollback, check_row, ended, one_line
+from specgrammar.protocols.grammar import WalkCalls
 
 
 class XGrammarMatcher:
@@ -38,6 +39,7 @@ class XGrammarMatcher:
         self._accept_token = handle.accept_token
         self._fill = handle.fill_next_token_bitmask
         self._is_terminated = handle.is_terminated
+        self._native_rollback = handle.rollback
 
     @property
     def native(self) -> xgrammar.GrammarMatcher:
@@ -70,7 +72,7 @@ class XGrammarMatcher:
         """See `GrammarMatcher.rollback`."""
         check_rollback(num_tokens, self._num_accepted)
         if num_tokens:
-            self._native.rollback(num_tokens)
+            self._native_rollback(num_tokens)
             self._num_accepted -= num_tokens
             self._finished = False
 
@@ -85,6 +87,21 @@ class XGrammarMatcher:
         except RuntimeError as error:
             raise MatcherError(f"xgrammar: {one_line(error)}") from error
         check_filled(bitmask, row)
+
+    def walk_calls(self, bitmask: NDArray[np.int32]) -> WalkCalls:
+        """See `SupportsUncheckedWalk`."""
+        handle = self._guard.handle(bitmask)
+        if self._finished:
+            raise MatcherError("the sequence has ended: nothing is legal behind a stop token")
+        native_fill, native_accept = self._fill, self._accept_token
+
+        def accept(token: int) -> None:
+            native_accept(token, False)
+
+        def fill(row: int) -> None:
+            native_fill(handle, row, False)
+
+        return WalkCalls(accept, fill, self._native_rollback)
 
     def fork(self) -> XGrammarMatcher:
         """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""

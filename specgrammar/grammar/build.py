@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, TreeError
-from specgrammar.grammar.filling import Filling, fill_alone, fill_together
+from specgrammar.grammar.filling import Filling, fill_together
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.session import GrammarSession
@@ -98,7 +98,7 @@ def fill_rows(sessions: Sequence[GrammarSession], tree: HostTree, rows: MaskRows
     for session, nodes in zip(sessions, RequestNodes.of(tree), strict=True):
         filling = Filling(session, nodes, rows)
         if session.batch_fill is None:
-            fill_alone(filling)
+            filling.run()
         else:
             together.append((session.batch_fill, filling))
     fill_together(together, rows)

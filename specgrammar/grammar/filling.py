@@ -10,7 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from specgrammar.errors import DeadEndError, MatcherError, RequestError
+from specgrammar.grammar.calls import NO_CALLS
 from specgrammar.grammar.rows import MaskRows, RequestNodes
+from specgrammar.grammar.walk import Walk
 from specgrammar.protocols.grammar import GrammarMatcher, SupportsBatchFill
 
 if TYPE_CHECKING:
@@ -18,19 +20,37 @@ if TYPE_CHECKING:
 
 
 class Filling:
-    """One request's walk, under the guard of its session."""
+    """One request's walk, under the guard of its session.
+
+    Attributes:
+        row: the row that is to be filled next, behind an `ask` that returned True.
+    """
 
     def __init__(self, session: GrammarSession, nodes: RequestNodes, rows: MaskRows) -> None:
-        """At the root; nothing is written yet."""
+        """Begin at the root; a request that is over has nothing to fill, and its nodes stay dead."""
         self._session, self._nodes, self._rows = session, nodes, rows
-        self._walk = session.walk(nodes, rows)
+        self._calls, self._walk = NO_CALLS, _nowhere()
         self.row = -1
+        if session.finish is None:
+            try:
+                self._calls, self._walk = session.walk(nodes, rows)
+            except Exception as error:
+                self.fail(error)
 
     @property
     def matcher(self) -> GrammarMatcher:
         """Stands where `row` is to be filled from."""
         assert self._session.cursor is not None
         return self._session.cursor.matcher
+
+    def run(self) -> None:
+        """Fill row by row to the end."""
+        fill = self._calls.fill
+        try:
+            for row in self._walk:
+                fill(row)
+        except Exception as error:
+            self.fail(error)
 
     def ask(self) -> bool:
         """Go on to the next `row` that must be filled; False when the walk is over, or has failed."""
@@ -44,11 +64,9 @@ class Filling:
         return True
 
     def fill(self) -> bool:
-        """Fill `row`; all zero where nothing is legal. False if that failed."""
+        """Fill `row`; False if that failed."""
         try:
-            self.matcher.fill_bitmask(self._rows.bitmask, self.row)
-        except DeadEndError:
-            return True
+            self._calls.fill(self.row)
         except Exception as error:
             self.fail(error)
             return False
@@ -62,10 +80,8 @@ class Filling:
         self._rows.drop(self._nodes)
 
 
-def fill_alone(filling: Filling) -> None:
-    """Fill one request's tree row by row."""
-    while filling.ask() and filling.fill():
-        pass
+def _nowhere() -> Walk:
+    yield from ()
 
 
 def fill_together(fillings: Sequence[tuple[SupportsBatchFill, Filling]], rows: MaskRows) -> None:

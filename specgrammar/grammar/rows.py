@@ -43,13 +43,15 @@ class MaskRows:
 
     Attributes:
         bitmask: C-contiguous int32 `[capacity, num_words]`.
+        statuses: the `NodeStatus` of every node as a plain list, which walks write to.
     """
 
     def __init__(self, bitmask: NDArray[np.int32], num_nodes: int, *, dense: bool = False) -> None:
         """No rows yet, and `num_nodes` nodes that nobody can accept."""
         self.bitmask = bitmask
         self._dense = dense
-        self._status = [_PADDING] * num_nodes
+        self._first_words = range(min(4, bitmask.shape[1]))
+        self.statuses = [_PADDING] * num_nodes
         self._owners: list[int] = []
 
     @property
@@ -60,7 +62,7 @@ class MaskRows:
     @property
     def status(self) -> NDArray[np.int8]:
         """The `NodeStatus` of every node, int8 `[num_nodes]`."""
-        return np.array(self._status, np.int8)
+        return np.array(self.statuses, np.int8)
 
     @property
     def owners(self) -> NDArray[np.int32]:
@@ -74,13 +76,13 @@ class MaskRows:
         """The row of each live node, int32 `[num_nodes]`; -1 for all others."""
         owners = self.owners
         used = np.flatnonzero(owners >= 0)
-        row_of_node = np.full(len(self._status), -1, np.int32)
+        row_of_node = np.full(len(self.statuses), -1, np.int32)
         row_of_node[owners[used]] = owners[used] if self._dense else used
         return row_of_node
 
     def begin(self, nodes: RequestNodes) -> None:
         """Start a request: until a walk says otherwise its nodes are rejected, or padding."""
-        self._status[nodes.first : nodes.first + len(nodes.tokens)] = [
+        self.statuses[nodes.first : nodes.first + len(nodes.tokens)] = [
             _REJECTED if token >= 0 else _PADDING for token in nodes.tokens
         ]
 
@@ -89,13 +91,21 @@ class MaskRows:
         self._owners.append(node)
         return node if self._dense else len(self._owners) - 1
 
-    def mark(self, node: int, status: int) -> None:
-        """Say what a node (flat index) is."""
-        self._status[node] = status
+    def is_empty(self, row: int) -> bool:
+        """Whether a filled row allows nothing.
+
+        Byte-level vocabularies have the printable characters in their first words, so that one of these is not
+        zero in nearly every row; looking at all words costs as much as a small fill.
+        """
+        item = self.bitmask.item
+        for word in self._first_words:
+            if item(row, word):
+                return False
+        return not self.bitmask[row].any()
 
     def drop(self, nodes: RequestNodes) -> None:
         """Forget a request whose walk failed: its nodes are dead; rows of the dense layout as they were."""
         end = nodes.first + len(nodes.tokens)
-        self._status[nodes.first : end] = [_PADDING] * len(nodes.tokens)
+        self.statuses[nodes.first : end] = [_PADDING] * len(nodes.tokens)
         if self._dense:
             self.bitmask[nodes.first : end] = -1

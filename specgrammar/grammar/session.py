@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from specgrammar.errors import ConfigError, InvalidTokenError, RequestError
+from specgrammar.grammar.calls import NO_CALLS, walk_calls
 from specgrammar.grammar.cursor import Cursor
-from specgrammar.grammar.filling import Filling, as_request_error, fill_alone
+from specgrammar.grammar.filling import Filling, as_request_error
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.stops import FinishReason, StopRules
 from specgrammar.grammar.walk import Ends, Walk, walk_engaged, walk_free
-from specgrammar.protocols.grammar import GrammarMatcher, SupportsBatchFill, Vocabulary
+from specgrammar.protocols.grammar import GrammarMatcher, SupportsBatchFill, Vocabulary, WalkCalls
 
 
 class GrammarSession:
@@ -102,20 +103,17 @@ class GrammarSession:
             nodes: the request's tree, its root being the last committed token.
             rows: where rows, their owners and statuses go.
         """
-        fill_alone(Filling(self, nodes, rows))
+        Filling(self, nodes, rows).run()
 
-    def walk(self, nodes: RequestNodes, rows: MaskRows) -> Walk:
+    def walk(self, nodes: RequestNodes, rows: MaskRows) -> tuple[WalkCalls, Walk]:
         """The walk over one request's tree, for a driver that fills the rows that it yields (see `filling`)."""
-        if self.finish is not None:
-            return
-        rows.begin(nodes)
         cursor = self.cursor
-        if cursor is None:
-            yield from walk_free(None, 0, None, nodes, rows, self._ends)
-        elif cursor.engaged:
-            yield from walk_engaged(cursor.matcher, nodes, 0, rows, self._ends)
-        else:
-            yield from walk_free(cursor.gate, cursor.gate_state, cursor.matcher, nodes, rows, self._ends)
+        calls = NO_CALLS if cursor is None else walk_calls(cursor.matcher, rows.bitmask)
+        rows.begin(nodes)
+        if cursor is not None and cursor.engaged:
+            return calls, walk_engaged(calls, nodes, 0, rows, self._ends)
+        gate, state = (None, 0) if cursor is None else (cursor.gate, cursor.gate_state)
+        return calls, walk_free(gate, state, calls, nodes, rows, self._ends)
 
     # Moving.
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from specgrammar.errors import DeadEndError, MatcherError
+from specgrammar.errors import DeadEndError
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.rows import MaskRows, RequestNodes
-from specgrammar.protocols.grammar import GrammarMatcher, NodeStatus, Vocabulary
+from specgrammar.protocols.grammar import NodeStatus, Vocabulary, WalkCalls
 
 # Plain ints: an enum member in the loop costs as much as a native accept.
 _ENDED, _FREE, _LIVE = int(NodeStatus.ENDED), int(NodeStatus.FREE), int(NodeStatus.LIVE)
@@ -35,7 +35,7 @@ class Ends:
         return cls(vocabulary.vocab_size, frozenset(vocabulary.stop_ids))
 
 
-def walk_engaged(matcher: GrammarMatcher, nodes: RequestNodes, root: int, rows: MaskRows, ends: Ends) -> Walk:
+def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRows, ends: Ends) -> Walk:
     """Visit the legal nodes below `root` depth first; leaves the matcher as it was, come what may.
 
     Iterative, since a chain may be thousands of nodes deep. What lies below an illegal node is not visited.
@@ -43,7 +43,7 @@ def walk_engaged(matcher: GrammarMatcher, nodes: RequestNodes, root: int, rows: 
     accepted, and then the request fails.
 
     Args:
-        matcher: the grammar's state behind the root's token.
+        calls: the grammar behind the root's token.
         nodes: a valid tree (`trees.validate`).
         root: where to start, a local number; its own token is not looked at.
         rows: receives owners and statuses.
@@ -51,57 +51,60 @@ def walk_engaged(matcher: GrammarMatcher, nodes: RequestNodes, root: int, rows: 
 
     Raises:
         DeadEndError: nothing is legal behind the request's own root.
-        MatcherError: the backend failed, or allows a token in a row and then refuses it.
+        MatcherError: the backend failed.
     """
     first, tokens, next_token, next_sibling = nodes
-    bitmask, take, mark = rows.bitmask, rows.take, rows.mark
+    take, status, word_of, is_empty = rows.take, rows.statuses, rows.bitmask.item, rows.is_empty
     vocab_size, stop_ids = ends.vocab_size, ends.stop_ids
-    accept, rollback, word_of = matcher.accept, matcher.rollback, bitmask.item
+    accept, rollback = calls.accept, calls.rollback
 
     row = take(first + root)
     yield row
-    if not (word_of(row, 0) or bitmask[row].any()):
+    if is_empty(row):
         if root == 0:
             raise _nothing_legal()
-        mark(first + root, _ENDED)
+        status[first + root] = _ENDED
         return
-    mark(first + root, _LIVE)
-    path: list[tuple[int, int]] = []  # the nodes entered, each with its parent's row
+    status[first + root] = _LIVE
+    path: list[tuple[int, int]] = []  # the nodes that we stand below, each with its parent's row
+    num_ahead = 0  # steps that the matcher is ahead of the path: undone at once, when it must move again
     child = next_token[root]
     try:
         while True:
             while child >= 0:
                 token = tokens[child]
-                legal = 0 <= token < vocab_size and word_of(row, token >> 5) >> (token & 31) & 1
-                if legal and token in stop_ids:
-                    mark(first + child, _ENDED)
-                elif legal:
-                    if not accept(token):
-                        raise _contradiction(token)
+                if not (0 <= token < vocab_size and word_of(row, token >> 5) >> (token & 31) & 1):
+                    child = next_sibling[child]
+                elif token in stop_ids:
+                    status[first + child] = _ENDED
+                    child = next_sibling[child]
+                else:
+                    if num_ahead:
+                        rollback(num_ahead)
+                        num_ahead = 0
+                    accept(token)
                     path.append((child, row))
                     row = take(first + child)
                     yield row
-                    if word_of(row, 0) or bitmask[row].any():
-                        mark(first + child, _LIVE)
-                        child = next_token[child]
-                        continue
-                    mark(first + child, _ENDED)
-                    break
-                child = next_sibling[child]
+                    if is_empty(row):
+                        status[first + child] = _ENDED
+                        break
+                    status[first + child] = _LIVE
+                    child = next_token[child]
             if not path:
                 return
             child, row = path.pop()
-            rollback(1)
+            num_ahead += 1
             child = next_sibling[child]
     finally:
-        if path:
-            rollback(len(path))
+        if path or num_ahead:
+            rollback(len(path) + num_ahead)
 
 
 def walk_free(
     gate: Gate | None,
     gate_state: int,
-    matcher: GrammarMatcher | None,
+    calls: WalkCalls,
     nodes: RequestNodes,
     rows: MaskRows,
     ends: Ends,
@@ -111,26 +114,27 @@ def walk_free(
     Args:
         gate: opens the grammar; None where there is none.
         gate_state: the gate's state behind the root's token.
-        matcher: at the start of the grammar; None where there is none.
+        calls: the grammar at its start, which only a gate leads to.
         nodes: a valid tree.
         rows: receives owners and statuses.
         ends: ids outside the vocabulary are illegal, stop ids end a path.
     """
     first, tokens, next_token, next_sibling = nodes
-    rows.mark(first, _FREE)
+    status = rows.statuses
+    status[first] = _FREE
     pending = [(next_token[0], gate_state)]
     while pending:
         child, state = pending.pop()
         while child >= 0:
             token = tokens[child]
             if token in ends.stop_ids:
-                rows.mark(first + child, _ENDED)
+                status[first + child] = _ENDED
             elif 0 <= token < ends.vocab_size:
                 behind = gate.step(state, token) if gate is not None else state
-                if gate is not None and matcher is not None and behind == gate.open_state:
-                    yield from walk_engaged(matcher, nodes, child, rows, ends)
+                if gate is not None and behind == gate.open_state:
+                    yield from walk_engaged(calls, nodes, child, rows, ends)
                 else:
-                    rows.mark(first + child, _FREE)
+                    status[first + child] = _FREE
                     pending.append((next_token[child], behind))
             child = next_sibling[child]
 
@@ -140,7 +144,3 @@ def _nothing_legal() -> DeadEndError:
         "the grammar admits no token here, not even a stop token; check that something satisfies it and that "
         "this vocabulary can spell it"
     )
-
-
-def _contradiction(token: int) -> MatcherError:
-    return MatcherError(f"the grammar backend allows token id {token} in its row, but does not accept it")

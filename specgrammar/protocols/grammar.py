@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,6 +247,33 @@ class GrammarBackend(Protocol):
 
     def matcher(self, compiled: Any) -> GrammarMatcher:
         """A matcher at the start of the grammar; `compiled` is what `compile` of this backend returned."""
+        ...
+
+
+class WalkCalls(NamedTuple):
+    """What a walk over a draft tree calls at each node; `accept` and `rollback` are balanced by the walk."""
+
+    accept: Callable[[int], Any]
+    """Move over a token whose bit is set in the row that was filled in this state; never a stop token."""
+    fill: Callable[[int], Any]
+    """Fill a row of the walk's bitmask; all zero, without raising, where nothing is legal."""
+    rollback: Callable[[int], Any]
+    """Undo the last n tokens."""
+
+
+@runtime_checkable
+class SupportsUncheckedWalk(Protocol):
+    """An ability of a matcher: the calls of a walk without the checks that the walk has made already.
+
+    A checked call costs as much as a small native one. Here rows are in range, the bitmask was checked once,
+    tokens are legal, and nothing is undone that was not done in the same walk.
+    """
+
+    def walk_calls(self, bitmask: NDArray[np.int32]) -> WalkCalls:
+        """The calls for one walk, valid until any other method is called.
+
+        Raises MatcherError for a bitmask that is not to contract, and where the matcher is `finished`.
+        """
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from specgrammar.errors import ConfigError, MatcherError, SpecGrammarError, TreeError
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.build import build_grammar_mask, fill_dense
+from specgrammar.grammar.calls import walk_calls
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import Resolved
-from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec, NodeStatus, SupportsBatchFill
+from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec, NodeStatus, SupportsBatchFill, WalkCalls
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.testing.strategies import trees
 from specgrammar.trees.tree import HostTree
@@ -134,23 +135,35 @@ def test_invariant_3_the_dense_layout_has_row_i_for_node_i(
 
 
 class Raising:
-    """A matcher that raises at the n-th call of a method, and is the real one otherwise."""
+    """A matcher that raises at the n-th call of a method, and is the real one otherwise.
 
-    def __init__(self, name: str, spec: GrammarSpec, method: str, at: int) -> None:
-        self._real, self._method, self._left = matcher(name, spec), method, at
+    `unchecked`: the same through the calls of `walk_calls`, where the matcher has them.
+    """
 
-    def __getattr__(self, attribute: str) -> object:
+    def __init__(self, name: str, spec: GrammarSpec, method: str, at: int, *, unchecked: bool = False) -> None:
+        self._real, self._method, self._left, self._unchecked = matcher(name, spec), method, at, unchecked
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute == "walk_calls":
+            if not self._unchecked:
+                raise AttributeError(attribute)
+            return self._walk_calls
         found = getattr(self._real, attribute)
-        if attribute != self._method:
-            return found
+        return self._counted(found) if attribute == self._method else found
 
-        def call(*args: object) -> object:
+    def _walk_calls(self, bitmask: NDArray[np.int32]) -> WalkCalls:
+        calls = walk_calls(self._real, bitmask)
+        field = {"fill_bitmask": "fill"}.get(self._method, self._method)
+        return calls._replace(**{field: self._counted(getattr(calls, field))})
+
+    def _counted(self, call: Callable[..., object]) -> Callable[..., object]:
+        def counting(*args: object) -> object:
             self._left -= 1
             if self._left == 0:
                 raise RuntimeError("planted")
-            return found(*args)
+            return call(*args)
 
-        return call
+        return counting
 
 
 @given(toy_trees(1).filter(lambda t: len(t.cu_nodes) == 2), names, grammars)
@@ -166,12 +179,19 @@ def test_invariant_2_a_build_leaves_every_matcher_as_found(
         session.cursor.matcher.rollback(1)
 
 
-@given(toy_trees(1).filter(lambda t: len(t.cu_nodes) == 2), names, grammars, st.integers(1, 6))
-def test_invariant_2_also_when_a_fill_raises_half_way(
-    tree: HostTree, name: str, spec: GrammarSpec, at: int
+@given(
+    toy_trees(1).filter(lambda t: len(t.cu_nodes) == 2),
+    names,
+    grammars,
+    st.integers(1, 6),
+    st.sampled_from(["fill_bitmask", "accept"]),
+    st.booleans(),
+)
+def test_invariant_2_also_when_a_call_raises_half_way(
+    tree: HostTree, name: str, spec: GrammarSpec, at: int, method: str, unchecked: bool
 ) -> None:
-    raising = Raising(name, spec, "fill_bitmask", at)
-    session = GrammarSession(VOCABULARY, raising)  # type: ignore[arg-type]  # it has all members
+    raising = Raising(name, spec, method, at, unchecked=unchecked)
+    session = GrammarSession(VOCABULARY, raising)
     mask = build([session], tree)
     raised = session.finish == "error"
     assert raised == (raising._left <= 0)
@@ -187,13 +207,13 @@ def test_invariant_2_also_when_a_fill_raises_half_way(
 def test_invariant_9_a_raising_backend_ends_its_own_request_only(name: str, method: str) -> None:
     tree = HostTree.from_chains([[0, 0, 1], [0, 0, 1], [0, 0, 1]])
     sessions = [GrammarSession(VOCABULARY, matcher(name, GRAMMARS[0])) for _ in range(3)]
-    sessions[1] = GrammarSession(VOCABULARY, Raising(name, GRAMMARS[0], method, 1))  # type: ignore[arg-type]
+    sessions[1] = GrammarSession(VOCABULARY, Raising(name, GRAMMARS[0], method, 1))
     mask = build(sessions, tree)
     assert [session.finish for session in sessions] == [None, "error", None]
     assert "planted" in str(sessions[1].error)
     assert mask.status.tolist() == [LIVE] * 3 + [PADDING] * 3 + [LIVE] * 3
     buffer = np.zeros((9, VOCABULARY.num_words), np.int32)
-    sessions[1] = GrammarSession(VOCABULARY, Raising(name, GRAMMARS[0], method, 1))  # type: ignore[arg-type]
+    sessions[1] = GrammarSession(VOCABULARY, Raising(name, GRAMMARS[0], method, 1))
     status = fill_dense(sessions, tree, buffer)
     assert status[3:6].tolist() == [PADDING] * 3
     assert (buffer[3:6] == -1).all(), "the engine's convention for rows that are not live"
@@ -281,7 +301,7 @@ class Inconsistent(Raising):
 
 
 def test_invariant_4_a_backend_that_contradicts_itself_ends_the_request() -> None:
-    session = GrammarSession(VOCABULARY, Inconsistent("xgrammar", GRAMMARS[0], "", 0))  # type: ignore[arg-type]
+    session = GrammarSession(VOCABULARY, Inconsistent("xgrammar", GRAMMARS[0], "", 0))
     assert not build([session], HostTree.from_chains([[0, 0]])).status.any()
     assert "does not accept it" in str(session.error)
 

@@ -54,7 +54,7 @@ def test_a_mask_is_applied_row_by_row_and_padded_columns_are_never_legal(
     slot.rows[: len(live)] = random_rows(seed, len(live), num_words)
     rows = MaskRows(slot.rows, num_nodes)
     for node in live:
-        rows.mark(node, NodeStatus.LIVE)
+        rows.statuses[node] = NodeStatus.LIVE
         rows.take(node)
     mask = GrammarMask(rows, slot, DEVICE, vocab_size)
     logits = torch.randn(num_nodes, vocab_size + extra, generator=torch.Generator().manual_seed(seed)).to(dtype)

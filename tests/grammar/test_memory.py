@@ -47,7 +47,7 @@ class Filled:
         legal = np.ones((num_nodes, VOCAB_SIZE), np.bool_)
         for node in rng.permutation(num_nodes)[: rng.integers(1, num_nodes + 1)].tolist():
             legal[node] = rng.integers(0, 2, VOCAB_SIZE)
-            rows.mark(node, NodeStatus.LIVE)
+            rows.statuses[node] = NodeStatus.LIVE
             slot.rows[rows.take(node)] = np.packbits(legal[node], bitorder="little").view(np.int32)
         self.slot, self.num_nodes = slot, num_nodes
         self.legal = torch.from_numpy(legal)

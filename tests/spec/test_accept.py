@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from specgrammar.errors import ConfigError, TreeError
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.spec import Proposal
-from specgrammar.spec.accept import AcceptMethod, accept, check_acceptance
-from specgrammar.spec.sampling import SamplingParams
+from specgrammar.spec.accept import accept, check_acceptance
+from specgrammar.spec.sampling import AcceptMethod, SamplingParams
 from specgrammar.testing.strategies import trees
 from specgrammar.trees.tree import HostTree, SampledProposals
 from tests.spec.build import VOCAB, as_lists, forest, live, status_of, views, wants

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from specgrammar.protocols.spec import RequestView
 from specgrammar.protocols.target import AcceptedPaths
-from specgrammar.spec.accept import AcceptMethod, accept
+from specgrammar.spec.accept import accept
 from specgrammar.spec.noise import Stream, noise_keys
 from specgrammar.spec.rejection import Candidates, choose_candidates
 from specgrammar.spec.sampler import gumbel_argmax, truncate_probs
-from specgrammar.spec.sampling import SamplingParams
+from specgrammar.spec.sampling import AcceptMethod, SamplingParams
 from specgrammar.trees.tree import HostTree, SampledProposals
 from tests.spec.harness import (
     LAWS,

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specgrammar.spec.accept import AcceptMethod
-from specgrammar.spec.sampling import SamplingParams
+from specgrammar.spec.sampling import AcceptMethod, SamplingParams
 from tests.spec.harness import LAWS, TOY, UNMASKED_Q, requests_of, sampled_drafts
 from tests.spec.toy import VOCAB, Drafts, Propose, Toy, decode, no_drafts
 

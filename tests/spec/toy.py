@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.spec import RequestView
 from specgrammar.protocols.target import AcceptedPaths
-from specgrammar.spec.accept import AcceptMethod, accept
-from specgrammar.spec.sampling import SamplingParams
+from specgrammar.spec.accept import accept
+from specgrammar.spec.sampling import AcceptMethod, SamplingParams
 from specgrammar.trees.ragged import flat_links, node_starts
 from specgrammar.trees.tree import HostTree, SampledProposals
 from tests.spec.reference_law import reference_probs

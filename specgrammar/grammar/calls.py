@@ -1,0 +1,37 @@
+"""What a walk calls at each node: a matcher's own unchecked calls where it has them, else the checked ones."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgrammar.errors import DeadEndError, MatcherError
+from specgrammar.protocols.grammar import GrammarMatcher, SupportsUncheckedWalk, WalkCalls
+
+
+def walk_calls(matcher: GrammarMatcher, bitmask: NDArray[np.int32]) -> WalkCalls:
+    """The calls for walks of one matcher over rows of one bitmask."""
+    if isinstance(matcher, SupportsUncheckedWalk):
+        return matcher.walk_calls(bitmask)
+
+    def accept(token: int) -> None:
+        if not matcher.accept(token):
+            raise MatcherError(
+                f"the grammar backend allows token id {token} in its row, but does not accept it"
+            )
+
+    def fill(row: int) -> None:
+        with suppress(DeadEndError):  # the row is all zero then, and a walk looks at it
+            matcher.fill_bitmask(bitmask, row)
+
+    return WalkCalls(accept, fill, matcher.rollback)
+
+
+def _no_grammar(_: int) -> None:
+    raise AssertionError("a walk without a grammar asked for it")
+
+
+NO_CALLS = WalkCalls(_no_grammar, _no_grammar, _no_grammar)
+"""For requests without a grammar."""
