@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -10,12 +11,17 @@ from numpy.typing import NDArray
 from specgrammar.errors import DeadEndError, MatcherError
 from specgrammar.protocols.grammar import GrammarMatcher, SupportsUncheckedWalk, WalkCalls
 
+CallsOver = Callable[[NDArray[np.int32]], WalkCalls]
 
-def walk_calls(matcher: GrammarMatcher, bitmask: NDArray[np.int32]) -> WalkCalls:
-    """The calls for walks of one matcher over rows of one bitmask."""
+
+def calls_of(matcher: GrammarMatcher) -> CallsOver:
+    """The function that gives the calls of a matcher's walks over the rows of a bitmask; ask once a matcher."""
     if isinstance(matcher, SupportsUncheckedWalk):
-        return matcher.walk_calls(bitmask)
+        return matcher.walk_calls
+    return lambda bitmask: _checked_calls(matcher, bitmask)
 
+
+def _checked_calls(matcher: GrammarMatcher, bitmask: NDArray[np.int32]) -> WalkCalls:
     def accept(token: int) -> None:
         if not matcher.accept(token):
             raise MatcherError(

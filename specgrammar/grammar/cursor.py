@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specgrammar.grammar.calls import calls_of
 from specgrammar.grammar.gate import Gate
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 
@@ -18,6 +19,7 @@ class Cursor:
     def __init__(self, matcher: GrammarMatcher, gate: Gate | None, vocabulary: Vocabulary) -> None:
         """Stand at the start; without a gate the grammar is engaged at once."""
         self.matcher = matcher
+        self.walk_calls = calls_of(matcher)
         self.gate = gate
         self._vocab_size = vocabulary.vocab_size
         self._gate_state = 0

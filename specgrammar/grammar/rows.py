@@ -44,6 +44,7 @@ class MaskRows:
     Attributes:
         bitmask: C-contiguous int32 `[capacity, num_words]`.
         statuses: the `NodeStatus` of every node as a plain list, which walks write to.
+        take: called with a node (flat index), returns the number of the row that is filled for it next.
     """
 
     def __init__(self, bitmask: NDArray[np.int32], num_nodes: int, *, dense: bool = False) -> None:
@@ -53,6 +54,7 @@ class MaskRows:
         self._first_words = range(min(4, bitmask.shape[1]))
         self.statuses = [_PADDING] * num_nodes
         self._owners: list[int] = []
+        self.take = self._take_own if dense else self._take_next
 
     @property
     def num_rows(self) -> int:
@@ -86,10 +88,14 @@ class MaskRows:
             _REJECTED if token >= 0 else _PADDING for token in nodes.tokens
         ]
 
-    def take(self, node: int) -> int:
-        """The number of the row that is filled next, for a node (flat index)."""
+    def _take_next(self, node: int) -> int:
+        owners = self._owners
+        owners.append(node)
+        return len(owners) - 1
+
+    def _take_own(self, node: int) -> int:
         self._owners.append(node)
-        return node if self._dense else len(self._owners) - 1
+        return node
 
     def is_empty(self, row: int) -> bool:
         """Whether a filled row allows nothing.

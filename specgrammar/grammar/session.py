@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from specgrammar.errors import ConfigError, InvalidTokenError, RequestError
-from specgrammar.grammar.calls import NO_CALLS, walk_calls
+from specgrammar.grammar.calls import NO_CALLS
 from specgrammar.grammar.cursor import Cursor
 from specgrammar.grammar.filling import Filling, as_request_error
 from specgrammar.grammar.gate import Gate
@@ -108,7 +108,7 @@ class GrammarSession:
     def walk(self, nodes: RequestNodes, rows: MaskRows) -> tuple[WalkCalls, Walk]:
         """The walk over one request's tree, for a driver that fills the rows that it yields (see `filling`)."""
         cursor = self.cursor
-        calls = NO_CALLS if cursor is None else walk_calls(cursor.matcher, rows.bitmask)
+        calls = NO_CALLS if cursor is None else cursor.walk_calls(rows.bitmask)
         rows.begin(nodes)
         if cursor is not None and cursor.engaged:
             return calls, walk_engaged(calls, nodes, 0, rows, self._ends)

@@ -54,13 +54,13 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
         MatcherError: the backend failed.
     """
     first, tokens, next_token, next_sibling = nodes
-    take, status, word_of, is_empty = rows.take, rows.statuses, rows.bitmask.item, rows.is_empty
+    take, status, word_of = rows.take, rows.statuses, rows.bitmask.item
     vocab_size, stop_ids = ends.vocab_size, ends.stop_ids
     accept, rollback = calls.accept, calls.rollback
 
     row = take(first + root)
     yield row
-    if is_empty(row):
+    if not word_of(row, 0) and rows.is_empty(row):
         if root == 0:
             raise _nothing_legal()
         status[first + root] = _ENDED
@@ -86,7 +86,7 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
                     path.append((child, row))
                     row = take(first + child)
                     yield row
-                    if is_empty(row):
+                    if not word_of(row, 0) and rows.is_empty(row):
                         status[first + child] = _ENDED
                         break
                     status[first + child] = _LIVE

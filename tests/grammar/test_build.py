@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specgrammar.errors import ConfigError, MatcherError, SpecGrammarError, TreeError
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.build import build_grammar_mask, fill_dense
-from specgrammar.grammar.calls import walk_calls
+from specgrammar.grammar.calls import calls_of
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.session import GrammarSession
@@ -152,7 +152,7 @@ class Raising:
         return self._counted(found) if attribute == self._method else found
 
     def _walk_calls(self, bitmask: NDArray[np.int32]) -> WalkCalls:
-        calls = walk_calls(self._real, bitmask)
+        calls = calls_of(self._real)(bitmask)
         field = {"fill_bitmask": "fill"}.get(self._method, self._method)
         return calls._replace(**{field: self._counted(getattr(calls, field))})
 
