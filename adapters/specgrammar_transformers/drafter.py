@@ -67,8 +67,9 @@ class TransformersDrafter:
                 otherwise take the argmax.
 
         Returns:
-            Token ids int64 `[bs, num_tokens]`, and q float32 `[bs, num_tokens, vocab_size]` on the model's
-            device or None.
+            Token ids int64 `[bs, num_tokens]`, -1 where the model's logits are NaN and nothing can be drawn
+            (what follows in that row means nothing), and q float32 `[bs, num_tokens, vocab_size]` on the
+            model's device or None.
 
         Raises:
             ModelError: more requests than `max_batch_size` are kept; `forget` finished ones.
@@ -98,7 +99,8 @@ class TransformersDrafter:
                 chosen = sample_tokens(logits, params, positions, stream=Stream.DRAFT)
             tokens[rows, column] = chosen.cpu().numpy()
             if column + 1 < num_tokens:
-                logits = self._run(views, [[token] for token in tokens[rows, column].tolist()])
+                # Behind a -1 anything may follow; the model is given an id that it has.
+                logits = self._run(views, [[max(token, 0)] for token in tokens[rows, column].tolist()])
         return tokens, q
 
     def forget(self, request_id: str) -> None:

@@ -161,6 +161,23 @@ def test_beyond_its_context_it_states_a_certain_proposal() -> None:
     assert drafts[1].tolist() == greedy_tokens(model, sequences["short"], 2)
 
 
+def test_a_request_whose_logits_are_nan_has_no_draft_and_leaves_the_others_alone() -> None:
+    model = tiny_model()
+    warm = SamplingParams(1.3, seed=3)
+    whole = (view("good", [5, 6], warm),)
+    expected, _ = TransformersDrafter(model, VOCAB, 1).draft(DecodeBatch(0, whole), 3, sampled=True)
+    broken = next(token for token in range(VOCAB) if token not in {5, 6, *expected[0].tolist()})
+    with torch.no_grad():
+        next(model.get_input_embeddings().parameters())[broken] = torch.nan
+    drafter = TransformersDrafter(model, VOCAB, 2)
+    views = DecodeBatch(0, (view("lost", [5, broken], warm), view("good", [5, 6], warm)))
+    drafts, q = drafter.draft(views, 3, sampled=True)
+    assert q is not None
+    assert drafts[0, 0] == -1
+    assert q[0, 0].sum() == 0
+    assert drafts[1].tolist() == expected[0].tolist()
+
+
 def test_more_requests_than_rows_are_refused() -> None:
     drafter = TransformersDrafter(tiny_model(), VOCAB, max_batch_size=1)
     with pytest.raises(ModelError, match="holds 1 requests and all are taken"):
