@@ -136,7 +136,7 @@ def test_missing_or_broken_weights_and_tokenizer(tmp_path: Path) -> None:
     [
         ("cpu", "int8", "dtype 'int8' is unknown; expected auto, float32"),
         ("quantum", "auto", "device 'quantum' is not one that torch knows"),
-        ("meta", "auto", "device 'meta' cannot run a model"),
+        ("meta", "auto", "device 'meta': staging and masks need"),
         ("cuda:99", "auto", "device 'cuda:99' is not on this machine"),
     ],
 )
