@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 import xgrammar
 from numpy.typing import NDArray
 
@@ -40,6 +41,7 @@ class XGrammarMatcher:
         self._fill = handle.fill_next_token_bitmask
         self._is_terminated = handle.is_terminated
         self._native_rollback = handle.rollback
+        self._traverse = handle.traverse_draft_tree
 
     @property
     def native(self) -> xgrammar.GrammarMatcher:
@@ -102,6 +104,34 @@ class XGrammarMatcher:
             native_fill(handle, row, False)
 
         return WalkCalls(accept, fill, self._native_rollback)
+
+    def fill_tree(
+        self,
+        draft_tokens: NDArray[np.int64],
+        retrieve_next_token: NDArray[np.int64],
+        retrieve_next_sibling: NDArray[np.int64],
+        bitmask: NDArray[np.int32],
+        row: int,
+    ) -> None:
+        """See `SupportsTreeFill`; releases the GIL."""
+        self._guard.handle(bitmask)  # checks it
+        num_nodes = len(draft_tokens)
+        check_row(bitmask, row)
+        check_row(bitmask, row + num_nodes - 1)
+        if self._finished:
+            raise MatcherError("the sequence has ended: nothing is legal behind a stop token")
+        view = tvm_ffi.from_dlpack
+        try:
+            self._traverse(
+                view(retrieve_next_token),
+                view(retrieve_next_sibling),
+                view(draft_tokens),
+                view(bitmask[row : row + num_nodes]),
+                -1.0,
+                None,
+            )
+        except RuntimeError as error:
+            raise MatcherError(f"xgrammar: {one_line(error)}") from error
 
     def fork(self) -> XGrammarMatcher:
         """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specgrammar.grammar.calls import calls_of
 from specgrammar.grammar.gate import Gate
-from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
+from specgrammar.protocols.grammar import GrammarMatcher, SupportsTreeFill, Vocabulary
 
 
 class Cursor:
@@ -20,6 +20,7 @@ class Cursor:
         """Stand at the start; without a gate the grammar is engaged at once."""
         self.matcher = matcher
         self.walk_calls = calls_of(matcher)
+        self.tree_filler = matcher if isinstance(matcher, SupportsTreeFill) else None
         self.gate = gate
         self._vocab_size = vocabulary.vocab_size
         self._gate_state = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from specgrammar.errors import DeadEndError, MatcherError, RequestError
 from specgrammar.grammar.calls import NO_CALLS
 from specgrammar.grammar.rows import MaskRows, RequestNodes
-from specgrammar.grammar.walk import Walk
+from specgrammar.grammar.walk import nowhere
 from specgrammar.protocols.grammar import GrammarMatcher, SupportsBatchFill
 
 if TYPE_CHECKING:
@@ -27,15 +27,11 @@ class Filling:
     """
 
     def __init__(self, session: GrammarSession, nodes: RequestNodes, rows: MaskRows) -> None:
-        """Begin at the root; a request that is over has nothing to fill, and its nodes stay dead."""
+        """At the root; nothing is written yet."""
         self._session, self._nodes, self._rows = session, nodes, rows
-        self._calls, self._walk = NO_CALLS, _nowhere()
+        self._calls, self._walk = NO_CALLS, nowhere()
+        self._begun = False
         self.row = -1
-        if session.finish is None:
-            try:
-                self._calls, self._walk = session.walk(nodes, rows)
-            except Exception as error:
-                self.fail(error)
 
     @property
     def matcher(self) -> GrammarMatcher:
@@ -44,9 +40,12 @@ class Filling:
         return self._session.cursor.matcher
 
     def run(self) -> None:
-        """Fill row by row to the end."""
-        fill = self._calls.fill
+        """Fill to the end: the whole tree at once where the matcher can, else row by row."""
         try:
+            if self._session.walk_natively(self._nodes, self._rows):
+                return
+            self._begin()
+            fill = self._calls.fill
             for row in self._walk:
                 fill(row)
         except Exception as error:
@@ -55,6 +54,7 @@ class Filling:
     def ask(self) -> bool:
         """Go on to the next `row` that must be filled; False when the walk is over, or has failed."""
         try:
+            self._begin()
             self.row = next(self._walk)
         except StopIteration:
             return False
@@ -62,6 +62,11 @@ class Filling:
             self.fail(error)
             return False
         return True
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._calls, self._walk = self._session.walk(self._nodes, self._rows)
 
     def fill(self) -> bool:
         """Fill `row`; False if that failed."""
@@ -78,10 +83,6 @@ class Filling:
             self._walk.close()
         self._session.fail(as_request_error(error))
         self._rows.drop(self._nodes)
-
-
-def _nowhere() -> Walk:
-    yield from ()
 
 
 def fill_together(fillings: Sequence[tuple[SupportsBatchFill, Filling]], rows: MaskRows) -> None:

@@ -24,6 +24,8 @@ class RequestNodes(NamedTuple):
     tokens: list[int]
     next_token: list[int]
     next_sibling: list[int]
+    tree: HostTree
+    """The batch that it belongs to, for native code, which reads arrays."""
 
     @classmethod
     def of(cls, tree: HostTree) -> Iterator[RequestNodes]:
@@ -32,7 +34,7 @@ class RequestNodes(NamedTuple):
         next_token = tree.retrieve_next_token.tolist()
         next_sibling = tree.retrieve_next_sibling.tolist()
         for begin, end in pairwise(tree.cu_nodes.tolist()):
-            yield cls(begin, tokens[begin:end], next_token[begin:end], next_sibling[begin:end])
+            yield cls(begin, tokens[begin:end], next_token[begin:end], next_sibling[begin:end], tree)
 
 
 class MaskRows:
@@ -44,13 +46,14 @@ class MaskRows:
     Attributes:
         bitmask: C-contiguous int32 `[capacity, num_words]`.
         statuses: the `NodeStatus` of every node as a plain list, which walks write to.
+        dense: the layout.
         take: called with a node (flat index), returns the number of the row that is filled for it next.
     """
 
     def __init__(self, bitmask: NDArray[np.int32], num_nodes: int, *, dense: bool = False) -> None:
         """No rows yet, and `num_nodes` nodes that nobody can accept."""
         self.bitmask = bitmask
-        self._dense = dense
+        self.dense = dense
         self._first_words = range(min(4, bitmask.shape[1]))
         self.statuses = [_PADDING] * num_nodes
         self._owners: list[int] = []
@@ -79,7 +82,7 @@ class MaskRows:
         owners = self.owners
         used = np.flatnonzero(owners >= 0)
         row_of_node = np.full(len(self.statuses), -1, np.int32)
-        row_of_node[owners[used]] = owners[used] if self._dense else used
+        row_of_node[owners[used]] = owners[used] if self.dense else used
         return row_of_node
 
     def begin(self, nodes: RequestNodes) -> None:
@@ -113,5 +116,5 @@ class MaskRows:
         """Forget a request whose walk failed: its nodes are dead; rows of the dense layout as they were."""
         end = nodes.first + len(nodes.tokens)
         self.statuses[nodes.first : end] = [_PADDING] * len(nodes.tokens)
-        if self._dense:
+        if self.dense:
             self.bitmask[nodes.first : end] = -1

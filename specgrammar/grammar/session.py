@@ -14,9 +14,10 @@ from specgrammar.grammar.calls import NO_CALLS
 from specgrammar.grammar.cursor import Cursor
 from specgrammar.grammar.filling import Filling, as_request_error
 from specgrammar.grammar.gate import Gate
+from specgrammar.grammar.native_walk import fits_native_walk, walk_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.stops import FinishReason, StopRules
-from specgrammar.grammar.walk import Ends, Walk, walk_engaged, walk_free
+from specgrammar.grammar.walk import Ends, Walk, nowhere, walk_engaged, walk_free
 from specgrammar.protocols.grammar import GrammarMatcher, SupportsBatchFill, Vocabulary, WalkCalls
 
 
@@ -108,7 +109,12 @@ class GrammarSession:
         Filling(self, nodes, rows).run()
 
     def walk(self, nodes: RequestNodes, rows: MaskRows) -> tuple[WalkCalls, Walk]:
-        """The walk over one request's tree, for a driver that fills the rows that it yields (see `filling`)."""
+        """The walk over one request's tree, for a driver that fills the rows that it yields (see `filling`).
+
+        A request that is over is not walked: its nodes stay dead.
+        """
+        if self.finish is not None:
+            return NO_CALLS, nowhere()
         cursor = self.cursor
         calls = NO_CALLS if cursor is None else cursor.walk_calls(rows.bitmask)
         rows.begin(nodes)
@@ -116,6 +122,17 @@ class GrammarSession:
             return calls, walk_engaged(calls, nodes, 0, rows, self._ends)
         gate, state = (None, 0) if cursor is None else (cursor.gate, cursor.gate_state)
         return calls, walk_free(gate, state, calls, nodes, rows, self._ends)
+
+    def walk_natively(self, nodes: RequestNodes, rows: MaskRows) -> bool:
+        """Do the whole walk in a native call; False, with nothing done, where that cannot be."""
+        cursor = self.cursor
+        if self.finish is not None or cursor is None or cursor.tree_filler is None or not cursor.engaged:
+            return False
+        if not fits_native_walk(nodes, self._ends):
+            return False
+        rows.begin(nodes)
+        walk_natively(cursor.tree_filler, nodes, rows, self._ends)
+        return True
 
     # Moving.
 

@@ -17,7 +17,7 @@ from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary, WalkCalls
 
 # Plain ints: an enum member in the loop costs as much as a native accept.
-_ENDED, _FREE, _LIVE = int(NodeStatus.ENDED), int(NodeStatus.FREE), int(NodeStatus.LIVE)
+ENDED, FREE, LIVE = int(NodeStatus.ENDED), int(NodeStatus.FREE), int(NodeStatus.LIVE)
 
 Walk = Generator[int, None, None]
 
@@ -53,7 +53,7 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
         DeadEndError: nothing is legal behind the request's own root.
         MatcherError: the backend failed.
     """
-    first, tokens, next_token, next_sibling = nodes
+    first, tokens, next_token, next_sibling, _ = nodes
     take, status, word_of = rows.take, rows.statuses, rows.bitmask.item
     vocab_size, stop_ids = ends.vocab_size, ends.stop_ids
     accept, rollback = calls.accept, calls.rollback
@@ -62,10 +62,10 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
     yield row
     if not word_of(row, 0) and rows.is_empty(row):
         if root == 0:
-            raise _nothing_legal()
-        status[first + root] = _ENDED
+            raise nothing_legal()
+        status[first + root] = ENDED
         return
-    status[first + root] = _LIVE
+    status[first + root] = LIVE
     path: list[tuple[int, int]] = []  # the nodes that we stand below, each with its parent's row
     num_ahead = 0  # steps that the matcher is ahead of the path: undone at once, when it must move again
     child = next_token[root]
@@ -76,7 +76,7 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
                 if not (0 <= token < vocab_size and word_of(row, token >> 5) >> (token & 31) & 1):
                     child = next_sibling[child]
                 elif token in stop_ids:
-                    status[first + child] = _ENDED
+                    status[first + child] = ENDED
                     child = next_sibling[child]
                 else:
                     if num_ahead:
@@ -87,9 +87,9 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
                     row = take(first + child)
                     yield row
                     if not word_of(row, 0) and rows.is_empty(row):
-                        status[first + child] = _ENDED
+                        status[first + child] = ENDED
                         break
-                    status[first + child] = _LIVE
+                    status[first + child] = LIVE
                     child = next_token[child]
             if not path:
                 return
@@ -119,27 +119,33 @@ def walk_free(
         rows: receives owners and statuses.
         ends: ids outside the vocabulary are illegal, stop ids end a path.
     """
-    first, tokens, next_token, next_sibling = nodes
+    first, tokens, next_token, next_sibling, _ = nodes
     status = rows.statuses
-    status[first] = _FREE
+    status[first] = FREE
     pending = [(next_token[0], gate_state)]
     while pending:
         child, state = pending.pop()
         while child >= 0:
             token = tokens[child]
             if token in ends.stop_ids:
-                status[first + child] = _ENDED
+                status[first + child] = ENDED
             elif 0 <= token < ends.vocab_size:
                 behind = gate.step(state, token) if gate is not None else state
                 if gate is not None and behind == gate.open_state:
                     yield from walk_engaged(calls, nodes, child, rows, ends)
                 else:
-                    status[first + child] = _FREE
+                    status[first + child] = FREE
                     pending.append((next_token[child], behind))
             child = next_sibling[child]
 
 
-def _nothing_legal() -> DeadEndError:
+def nowhere() -> Walk:
+    """The walk of a request that has nothing to fill."""
+    yield from ()
+
+
+def nothing_legal() -> DeadEndError:
+    """The error for a root behind which nothing is legal."""
     return DeadEndError(
         "the grammar admits no token here, not even a stop token; check that something satisfies it and that "
         "this vocabulary can spell it"

@@ -18,6 +18,7 @@ import re
 import string
 
 from specgrammar.errors import GrammarCompileError
+from specgrammar.language.inline import inline_texts
 from specgrammar.language.regex import (
     ANY_CHAR,
     EMPTY,
@@ -57,7 +58,7 @@ def parse_ebnf(source: str) -> Grammar:
     """
     parser = _Parser(source)
     rules = parser.parse()
-    grammar = make_grammar(rules, parser.name(START))
+    grammar = make_grammar(inline_texts(rules), parser.name(START))
     if grammar is None:
         raise GrammarCompileError("grammar: nothing satisfies it: every text for 'root' would go on for ever")
     return grammar
@@ -203,6 +204,7 @@ class _Parser:
 
     def _bounds(self) -> tuple[int, int | None]:
         begin = self._pos
+        self._skip_gap()
         least = self._number()
         most: int | None = least
         self._skip_gap()
@@ -238,7 +240,7 @@ class _Parser:
                 pieces.append(chr(self._escape()))
             else:
                 raise self._refuse("this text is not closed on its line; write \\n for a line end", begin)
-        return literal("".join(pieces))
+        return seq(literal("".join(pieces)))
 
     def _char_class(self) -> Chars:
         begin = self._pos

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from specgrammar.errors import GrammarCompileError
+from specgrammar.language.ebnf import parse_ebnf
 from specgrammar.language.regex import Alt, literal
 from specgrammar.language.regex_parser import parse_regex
 from specgrammar.language.rules import Grammar
 from specgrammar.language.schema import compile_schema
-from specgrammar.language.source import check_source, load_json
+from specgrammar.language.source import check_source, grammar_syntax, load_json
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec
 
 
 def rules_of(spec: GrammarSpec, facts: BackendFacts) -> tuple[Grammar, tuple[str, ...]]:
-    """The rules of a spec of any kind but `grammar`, and the pointers of what they do not enforce.
+    """The rules of a spec, and the pointers of what they do not enforce. Of grammar texts, EBNF only.
 
     Raises:
         WeakenedSchemaError: a schema has keywords that would not be enforced, and the spec does not allow it.
         GrammarCompileError: the source is broken, too large, or nothing satisfies it.
     """
     check_source(spec)
+    if spec.kind == "grammar":
+        if grammar_syntax(spec.source) != "ebnf":
+            raise GrammarCompileError(
+                "grammar: EBNF is expected (`root ::= ...`), and no line begins with `name ::=`; "
+                "rewrite it, or use the llguidance backend for Lark (`start: ...`)"
+            )
+        return parse_ebnf(spec.source), ()
     if spec.kind == "regex":
         return Grammar({"start": parse_regex(spec.source)}, "start"), ()
     if spec.kind == "choice":

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from specgrammar.language.regex import EMPTY, Alt, Node, Ref, Repeat, Seq
+from specgrammar.language.regex import EMPTY, Alt, Lexeme, Node, Ref, Repeat, Seq
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,19 @@ def optional(item: Node | None) -> Node:
 def has_ref(node: Node) -> bool:
     """Whether the node refers to a rule."""
     return next(refs(node), None) is not None
+
+
+def has_parts(node: Node) -> bool:
+    """Whether the node holds references or lexemes; else it is text only."""
+    match node:
+        case Ref() | Lexeme():
+            return True
+        case Seq(items) | Alt(items):
+            return any(map(has_parts, items))
+        case Repeat(item, _, _):
+            return has_parts(item)
+        case _:
+            return False
 
 
 def refs(node: Node) -> Iterator[str]:

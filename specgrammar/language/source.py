@@ -15,6 +15,8 @@ MAX_RULES = 2_000
 MAX_NESTING = 64
 """Deepest nesting of brackets in any source: native parsers recurse, and a stack overflow ends the process."""
 
+_EBNF_RULE = re.compile(r"(?m)^[ \t]*+[\w-]++[ \t]*+::=")
+
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "grammar", "choice")
 WHITESPACES = ("spaced", "compact", "flexible")
 
@@ -42,20 +44,8 @@ def check_source(spec: GrammarSpec) -> None:
 
 
 def grammar_syntax(source: str) -> str:
-    """`ebnf` (`root ::= ...`) or `lark`; raises GrammarCompileError beyond MAX_NESTING or MAX_RULES."""
-    depth = deepest = 0
-    for char in source:
-        if char in "([{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in ")]}":
-            depth -= 1
-    if deepest > MAX_NESTING:
-        raise GrammarCompileError(f"grammar: brackets are nested {deepest} deep; at most {MAX_NESTING}")
-    num_rules = max(source.count("::="), len(re.findall(r"(?m)^\s*[?!]*\w+[^\n:]*:", source)))
-    if num_rules > MAX_RULES:
-        raise GrammarCompileError(f"grammar: {num_rules} rules; at most {MAX_RULES}")
-    return "ebnf" if re.search(r"(?m)^\s*[\w-]+\s*::=", source) else "lark"
+    """What a grammar text is written in: `ebnf` if some line begins with `name ::=`, else `lark`."""
+    return "ebnf" if _EBNF_RULE.search(source) else "lark"
 
 
 def load_json(source: str, what: str) -> Any:

@@ -278,6 +278,37 @@ class SupportsUncheckedWalk(Protocol):
 
 
 @runtime_checkable
+class SupportsTreeFill(Protocol):
+    """An ability of a matcher: the rows of a whole draft tree in one native call."""
+
+    def fill_tree(
+        self,
+        draft_tokens: NDArray[np.int64],
+        retrieve_next_token: NDArray[np.int64],
+        retrieve_next_sibling: NDArray[np.int64],
+        bitmask: NDArray[np.int32],
+        row: int,
+    ) -> None:
+        """Fill `bitmask[row + i]` for every node i that can be reached over legal tokens; the root always can.
+
+        Rows of other nodes, and rows behind a stop token, hold anything afterwards. A row is all zero where
+        nothing is legal. The state is left as found.
+
+        Args:
+            draft_tokens: int64 `[n]`, contiguous, like the links; each in `[-1, vocab_size)`. The root's own
+                token is not looked at.
+            retrieve_next_token: see `trees.tree`; a valid tree.
+            retrieve_next_sibling: see `trees.tree`.
+            bitmask: as for `fill_bitmask`, with at least `row + n` rows.
+            row: where the root's row goes.
+
+        Raises:
+            MatcherError: the backend failed; the state is then undefined.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsBatchFill(Protocol):
     """An ability of a backend: the rows of many matchers in one call, on the backend's own threads."""
 

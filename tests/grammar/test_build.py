@@ -144,6 +144,8 @@ class Raising:
         self._real, self._method, self._left, self._unchecked = matcher(name, spec), method, at, unchecked
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute == "fill_tree" and self._method != attribute:
+            raise AttributeError(attribute)
         if attribute == "walk_calls":
             if not self._unchecked:
                 raise AttributeError(attribute)
@@ -202,8 +204,13 @@ def test_invariant_2_also_when_a_call_raises_half_way(
         raising._real.rollback(1)
 
 
-@pytest.mark.parametrize("name", BACKEND_NAMES)
-@pytest.mark.parametrize("method", ["fill_bitmask", "accept", "rollback"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, method) for name in BACKEND_NAMES for method in ("fill_bitmask", "accept", "rollback")),
+        ("xgrammar", "fill_tree"),
+    ],
+)
 def test_invariant_9_a_raising_backend_ends_its_own_request_only(name: str, method: str) -> None:
     tree = HostTree.from_chains([[0, 0, 1], [0, 0, 1], [0, 0, 1]])
     sessions = [GrammarSession(VOCABULARY, matcher(name, GRAMMARS[0])) for _ in range(3)]
@@ -234,6 +241,30 @@ class Together:
         if self.num_calls >= self._raises_at:
             raise RuntimeError("the thread pool died")
         return self._native.fill_bitmasks(matchers, bitmask, rows)
+
+
+@given(toy_trees(1).filter(lambda t: len(t.cu_nodes) == 2), grammars, st.booleans())
+def test_a_native_walk_gives_the_same_as_one_node_by_node(
+    tree: HostTree, spec: GrammarSpec, dense: bool
+) -> None:
+    native, plain = matcher("xgrammar", spec), Raising("xgrammar", spec, "", 0, unchecked=True)
+    sessions = [GrammarSession(VOCABULARY, native), GrammarSession(VOCABULARY, plain)]
+    if dense:
+        buffers = [np.zeros((len(tree.draft_tokens), VOCABULARY.num_words), np.int32) for _ in range(2)]
+        statuses = [fill_dense([s], tree, b).tolist() for s, b in zip(sessions, buffers, strict=True)]
+        assert buffers[0].tolist() == buffers[1].tolist()
+    else:
+        masks = [build([session], tree) for session in sessions]
+        statuses = [mask.status.tolist() for mask in masks]
+        rows = [
+            {node: mask.bitmask[row].tolist() for node, row in enumerate(mask.row_of_node) if row >= 0}
+            for mask in masks
+        ]
+        assert rows[0] == rows[1]
+    assert statuses[0] == statuses[1]
+    with pytest.raises(MatcherError):
+        native.rollback(1)
+    assert legal_ids(native) == legal_ids(matcher("xgrammar", spec))
 
 
 @given(st.data(), toy_trees(), st.integers(1, 4))
