@@ -17,8 +17,8 @@ from specgrammar.language.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_llguidance.facts import FACTS
 from specgrammar_llguidance.lark import check_lark, to_lark
-from specgrammar_llguidance.matcher import LLGuidanceMatcher
-
+from specgrammar_llguidance.lexemes import with_lexemes
+from specgrammar_llguidance.matcher import LLGuidanceMatcher, check_row_of
 
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{length}}}" for length in (5, 10, 15, 20, 30)), f"{_TEXT}+"]
@@ -93,17 +93,12 @@ class LLGuidanceBackend:
     def compile(self, spec: GrammarSpec) -> LLGuidanceCompiled:
         """See `GrammarBackend.compile`."""
         weakened: tuple[str, ...] = ()
-        if spec.kind == "grammar":
-            check_source(spec)
-            if grammar_syntax(spec.source) != "lark":
-                raise GrammarCompileError(
-                    "llguidance reads Lark (`start: ...`), and its own converter from EBNF is not faithful; "
-                    "rewrite the grammar, or use the xgrammar backend for EBNF"
-                )
+        check_source(spec)
+        if spec.kind == "grammar" and grammar_syntax(spec.source) == "lark":
             grammar = check_lark(spec.source)
         else:
             rules, weakened = rules_of(spec, self.facts)
-            grammar = to_lark(rules)
+            grammar = to_lark(with_lexemes(rules) if spec.kind == "grammar" else rules)
         template = LLMatcher(self._tokenizer, grammar, log_level=0)
         if template.is_error():
             raise GrammarCompileError(f"llguidance: {one_line(template.get_error())}")
@@ -134,16 +129,17 @@ class LLGuidanceBackend:
                 failures[i] = ended(bitmask, row)
             else:
                 live.append(i)
+        fillers = [matchers[i].filler() for i in live]
         if live:
             self._executor.unsafe_compute_mask_ptr(
-                [(matchers[i].native, rows[i]) for i in live],
+                [(filler, rows[i]) for i, filler in zip(live, fillers, strict=True)],
                 address,
                 4 * self._vocabulary.num_words,
                 len(bitmask),
             )
-        for i in live:
+        for i, filler in zip(live, fillers, strict=True):
             try:
-                matchers[i].check_filled(bitmask, rows[i])
+                check_row_of(filler, bitmask, rows[i])
             except (DeadEndError, MatcherError) as error:
                 failures[i] = error
         return failures

@@ -6,6 +6,6 @@ from specgrammar.protocols.grammar import BackendFacts
 FACTS = BackendFacts(
     max_rollback=None,
     thread_safe=True,
-    grammar_syntaxes=frozenset({"lark"}),
+    grammar_syntaxes=frozenset({"ebnf", "lark"}),
     unenforced_keywords=UNENFORCED,
 )

@@ -6,22 +6,43 @@ import re
 
 from specgrammar.errors import GrammarCompileError
 from specgrammar.language.regex import Alt, Chars, Lexeme, Node, Ref, Repeat, Seq
-from specgrammar.language.rules import Grammar
+from specgrammar.language.rules import Grammar, has_parts
+from specgrammar.language.source import MAX_NESTING, MAX_RULES
 
 HEADER = '%llguidance {"no_forcing": true}\n'
 """Starts every grammar. Without it a mask at a forced position holds only the canonical token of the forced
 text, although others are legal too and are accepted."""
 
-_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?:#|//)[^\n]*')
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*+"?|(?:#|//)[^\n]*+|/(?:\\.|[^/\\\n])++/?')
+_RULE = re.compile(r"(?m)^[ \t]*+[?!]*+\w++[^\n:]*+:")
 _REFUSED = (
     (re.compile(r"%llguidance"), "%llguidance (the backend sets the options)"),
     (re.compile(r"<[^<>\s]+>"), "special tokens (`<...>`), which no grammar may ask for"),
-    (re.compile(r"(?m)^\s*[?!]*\w+\s*\["), "attributes of rules (`name[...]`), which cannot be rolled back"),
+    (
+        re.compile(r"(?m)^[ \t]*+[?!]*+\w++\s*+\["),
+        "attributes of rules (`name[...]`), which cannot be rolled back",
+    ),
 )
 
 
 def check_lark(source: str) -> str:
-    """The grammar with the header; raises GrammarCompileError for what a matcher could not take back."""
+    """The grammar with the header.
+
+    Raises:
+        GrammarCompileError: what a matcher could not take back, or more than the native parser survives.
+    """
+    depth = deepest = 0
+    for char in source:
+        if char in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in ")]}":
+            depth -= 1
+    if deepest > MAX_NESTING:
+        raise GrammarCompileError(f"grammar: brackets are nested {deepest} deep; at most {MAX_NESTING}")
+    num_rules = len(_RULE.findall(source))
+    if num_rules > MAX_RULES:
+        raise GrammarCompileError(f"grammar: {num_rules} rules; at most {MAX_RULES}")
     bare = _QUOTED.sub(" ", source)
     for pattern, what in _REFUSED:
         if pattern.search(bare):
@@ -42,7 +63,7 @@ def _rule(node: Node) -> str:
             return name
         case Lexeme(item):
             return f"/{_regex(item)}/"
-        case _ if not _has_parts(node):
+        case _ if not has_parts(node):
             return f"/{_regex(node)}/"
         case Seq(items):
             return "(" + " ".join(map(_rule, items)) + ")"
@@ -54,19 +75,6 @@ def _rule(node: Node) -> str:
         case Repeat(item, least, most):
             return f"({_rule(item)}){{{least},{'' if most is None else most}}}"
     raise TypeError(f"no part of a grammar: {node!r}")
-
-
-def _has_parts(node: Node) -> bool:
-    """Whether the node is made of lexemes and references; else it is one lexeme."""
-    match node:
-        case Ref() | Lexeme():
-            return True
-        case Seq(items) | Alt(items):
-            return any(map(_has_parts, items))
-        case Repeat(item, _, _):
-            return _has_parts(item)
-        case _:
-            return False
 
 
 def _regex(node: Node) -> str:

@@ -9,7 +9,15 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_filled, check_rollback, check_row, dead_end, ended, one_line
+from specgrammar.grammar.native import (
+    BitmaskGuard,
+    check_filled,
+    check_rollback,
+    check_row,
+    dead_end,
+    ended,
+    one_line,
+)
 from specgrammar.protocols.grammar import Vocabulary
 
 
@@ -18,8 +26,11 @@ class LLGuidanceMatcher:
 
     The stop token stays outside: llguidance counts it as a step only where the grammar could also have gone
     on. Only `try_consume_tokens` moves the native matcher, because a failed `consume_token` poisons it for
-    good. A fill that finds no token or hits a limit poisons it too, and writes the stop tokens as legal; then
-    the row is cleared and the matcher is made again from the grammar and the accepted tokens.
+    good; where a limit does that too, it is made again from the grammar and the accepted tokens.
+
+    Rows are filled by a copy. A native matcher remembers its last mask by the number of lexemes and the state
+    of the lexer, and a rollback does not make it forget: of two siblings in a tree, the second could get the
+    mask of the first. A copy of one that never fills has nothing to remember (2 us, and 0.04 us a lexeme).
     """
 
     def __init__(self, template: LLMatcher, guard: BitmaskGuard[int], vocabulary: Vocabulary) -> None:
@@ -40,10 +51,9 @@ class LLGuidanceMatcher:
         self._tokens: list[int] = []
         self._finished = False
 
-    @property
-    def native(self) -> LLMatcher:
-        """The matcher of llguidance, for calls on many matchers at once."""
-        return self._native
+    def filler(self) -> LLMatcher:
+        """A native matcher in the same state, to fill one row and be checked by `check_row_of`."""
+        return self._native.deep_copy()
 
     @property
     def finished(self) -> bool:
@@ -98,20 +108,9 @@ class LLGuidanceMatcher:
         check_row(bitmask, row)
         if self._finished:
             raise ended(bitmask, row)
-        self._native.unsafe_compute_mask_ptr(address + row * self._row_bytes, self._row_bytes)
-        self.check_filled(bitmask, row)
-
-    def check_filled(self, bitmask: NDArray[np.int32], row: int) -> None:
-        """Judge the row that the native matcher has just filled; raises like `fill_bitmask`."""
-        if not self._native.is_error():
-            check_filled(bitmask, row)
-            return
-        bitmask[row] = 0
-        if one_line(self._native.get_error()).startswith("NoExtension"):
-            self._replay()
-            raise dead_end()
-        self._raise_if_poisoned()
-        raise AssertionError("unreachable: the matcher is in an error state")
+        filler = self.filler()
+        filler.unsafe_compute_mask_ptr(address + row * self._row_bytes, self._row_bytes)
+        check_row_of(filler, bitmask, row)
 
     def _raise_if_poisoned(self) -> None:
         if self._native.is_error():
@@ -132,3 +131,16 @@ class LLGuidanceMatcher:
         copy._tokens = self._tokens.copy()
         copy._finished = self._finished
         return copy
+
+
+def check_row_of(filler: LLMatcher, bitmask: NDArray[np.int32], row: int) -> None:
+    """Judge the row that a filler has filled; raises like `fill_bitmask`.
+
+    One that finds no token or hits a limit writes the stop tokens as legal, so the row is cleared.
+    """
+    if not filler.is_error():
+        check_filled(bitmask, row)
+        return
+    bitmask[row] = 0
+    cause = one_line(filler.get_error())
+    raise dead_end() if cause.startswith("NoExtension") else MatcherError(f"llguidance: {cause}")

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
 from specgrammar.grammar.native import BitmaskGuard, check_filled, check_row, ended, one_line
 from specgrammar.language.frontend import rules_of
-from specgrammar.language.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
-from specgrammar_xgrammar.ebnf import to_ebnf
+from specgrammar_xgrammar.ebnf import loops_are_simple, to_ebnf
 from specgrammar_xgrammar.facts import FACTS
 from specgrammar_xgrammar.matcher import XGrammarMatcher
 
@@ -49,7 +48,8 @@ class XGrammarBackend:
         Args:
             vocabulary: special ids are handed over without text, so that none is legal inside a string.
             max_threads: threads that compile one grammar, and that fill the rows of one batch.
-            cache_bytes: memory for compiled grammars, so that a schema that comes again costs nothing.
+            cache_bytes: memory for compiled rules, so that a schema that comes again costs nothing. Grammars
+                with rules in a circle are compiled each time, see `loops_are_simple`.
         """
         if max_threads < 1 or cache_bytes < 0:
             raise ConfigError(
@@ -66,8 +66,11 @@ class XGrammarBackend:
             vocab_size=len(tokens),
             stop_token_ids=list(vocabulary.stop_ids),
         )
-        self._compiler = xgrammar.GrammarCompiler(
-            info, max_threads=max_threads, cache_enabled=cache_bytes > 0, cache_limit_bytes=cache_bytes
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=max_threads, cache_enabled=False)
+        self._caching_compiler = (
+            xgrammar.GrammarCompiler(info, max_threads=max_threads, cache_limit_bytes=cache_bytes)
+            if cache_bytes
+            else self._compiler
         )
         self._batch = xgrammar.BatchGrammarMatcher(min(max_threads, os.cpu_count() or 1))
         self._guard: BitmaskGuard[Any] = BitmaskGuard(vocabulary, tvm_ffi.from_dlpack)
@@ -83,20 +86,11 @@ class XGrammarBackend:
 
     def compile(self, spec: GrammarSpec) -> XGrammarCompiled:
         """See `GrammarBackend.compile`."""
-        weakened: tuple[str, ...] = ()
-        if spec.kind == "grammar":
-            check_source(spec)
-            ebnf = spec.source
-            if grammar_syntax(ebnf) != "ebnf":
-                raise GrammarCompileError(
-                    "xgrammar reads EBNF only (`root ::= ...`), and no rule of this grammar has `::=`; "
-                    "rewrite it, or use the llguidance backend for Lark"
-                )
-        else:
-            rules, weakened = rules_of(spec, self.facts)
-            ebnf = to_ebnf(rules)
+        rules, weakened = rules_of(spec, self.facts)
+        ebnf = to_ebnf(rules)
+        compiler = self._caching_compiler if loops_are_simple(ebnf) else self._compiler
         try:
-            return XGrammarCompiled(spec, weakened, self._compiler.compile_grammar(ebnf))
+            return XGrammarCompiled(spec, weakened, compiler.compile_grammar(ebnf))
         except RuntimeError as error:
             raise GrammarCompileError(f"xgrammar: {one_line(error)}") from error
 
