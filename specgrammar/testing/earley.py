@@ -69,6 +69,9 @@ class EarleyParser:
             return state.after[byte]
 
     def _number(self, part: Part) -> int:
+        """The number of a part; a reference and a lexeme have that of what they stand for."""
+        while isinstance(part, Ref | Lexeme):
+            part = self._grammar.rules[part.name] if isinstance(part, Ref) else part.item
         number = self._numbers.setdefault(part, len(self._parts))
         if number == len(self._parts):
             self._parts.append(part)
@@ -94,12 +97,6 @@ class EarleyParser:
         """Add the items and all that follows from them without another byte."""
         pending = list(items)
         seen = set(pending)
-
-        def add(item: Item) -> None:
-            if item not in seen:
-                seen.add(item)
-                pending.append(item)
-
         while pending:
             item = pending.pop()
             number, done, origin = item
@@ -107,16 +104,22 @@ class EarleyParser:
             if isinstance(part, tuple) and done < len(part):
                 into.scans.append((part[done], item))
                 continue
+            reached: list[Item] = []
             wanted, complete = self._prospect(number, done)
             for goal in wanted:
-                into.waiting.setdefault(goal, []).append(item)
-                add((goal, 0, into))
+                if goal not in into.waiting:
+                    into.waiting[goal] = []
+                    pending.append((goal, 0, into))
+                into.waiting[goal].append(item)
                 if self._empty[goal] and not isinstance(part, Repeat):
-                    add((number, done + 1, origin))
+                    reached.append((number, done + 1, origin))
             if complete and origin is not into:  # one that is empty was stepped over
                 into.accepts |= number == self._root and origin is self.start
-                for waiting in origin.waiting.get(number, ()):
-                    add(self._advanced(waiting))
+                reached += map(self._advanced, origin.waiting.get(number, ()))
+            for item in reached:
+                if item not in seen:
+                    seen.add(item)
+                    pending.append(item)
         return into
 
     def _prospect(self, number: int, done: int) -> tuple[tuple[int, ...], bool]:
@@ -148,10 +151,6 @@ class EarleyParser:
                 return ()
             case Alt(items):
                 return items
-            case Ref(name):
-                return (self._grammar.rules[name],)
-            case Lexeme(item):
-                return (item,)
             case Chars(ranges):
                 return utf8_words(ranges)
         raise TypeError(f"no part of a grammar: {part!r}")
