@@ -10,7 +10,8 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
+from specgrammar.checks import check_int
+from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
 from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
 from specgrammar.language.frontend import rules_of
 from specgrammar.language.source import check_source, grammar_syntax
@@ -73,8 +74,7 @@ class LLGuidanceBackend:
             vocabulary: special ids are handed over as special, so that none is legal inside a string.
             max_threads: threads that fill the rows of one batch.
         """
-        if max_threads < 1:
-            raise ConfigError(f"llguidance: max_threads = {max_threads}; expected >= 1")
+        check_int("llguidance: max_threads", max_threads, 1, 256)
         self._vocabulary = vocabulary
         self._tokenizer = LLTokenizer(
             _Tokens(vocabulary),

@@ -12,7 +12,8 @@ import tvm_ffi
 import xgrammar
 from numpy.typing import NDArray
 
-from specgrammar.errors import ConfigError, DeadEndError, GrammarCompileError, MatcherError
+from specgrammar.checks import check_int
+from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
 from specgrammar.grammar.native import BitmaskGuard, check_filled, check_row, ended, one_line
 from specgrammar.language.frontend import rules_of
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
@@ -51,10 +52,8 @@ class XGrammarBackend:
             cache_bytes: memory for compiled rules, so that a schema that comes again costs nothing. Grammars
                 with rules in a circle are compiled each time, see `loops_are_simple`.
         """
-        if max_threads < 1 or cache_bytes < 0:
-            raise ConfigError(
-                f"xgrammar: max_threads = {max_threads}, cache_bytes = {cache_bytes}; expected >= 1 and >= 0"
-            )
+        check_int("xgrammar: max_threads", max_threads, 1, 256)
+        check_int("xgrammar: cache_bytes", cache_bytes, 0, 1 << 40)
         self._vocabulary = vocabulary
         hidden = vocabulary.special_ids | set(vocabulary.stop_ids)
         tokens = [b"" if i in hidden else token for i, token in enumerate(vocabulary.tokens)]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.native import BitmaskGuard, check_filled, check_rollback, check_row, ended, one_line
-from specgrammar.protocols.grammar import WalkCalls
+from specgrammar.protocols.abilities import WalkCalls
 
 
 class XGrammarMatcher:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.errors import DeadEndError, MatcherError
-from specgrammar.protocols.grammar import GrammarMatcher, SupportsUncheckedWalk, WalkCalls
+from specgrammar.protocols.abilities import SupportsUncheckedWalk, WalkCalls
+from specgrammar.protocols.grammar import GrammarMatcher
 
 CallsOver = Callable[[NDArray[np.int32]], WalkCalls]
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from specgrammar.grammar.calls import calls_of
 from specgrammar.grammar.gate import Gate
-from specgrammar.protocols.grammar import GrammarMatcher, SupportsTreeFill, Vocabulary
+from specgrammar.protocols.abilities import SupportsTreeFill
+from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 
 
 class Cursor:

@@ -13,7 +13,8 @@ from specgrammar.errors import DeadEndError, MatcherError, RequestError
 from specgrammar.grammar.calls import NO_CALLS
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.walk import nowhere
-from specgrammar.protocols.grammar import GrammarMatcher, SupportsBatchFill
+from specgrammar.protocols.abilities import SupportsBatchFill
+from specgrammar.protocols.grammar import GrammarMatcher
 
 if TYPE_CHECKING:
     from specgrammar.grammar.session import GrammarSession

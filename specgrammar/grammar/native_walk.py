@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.walk import ENDED, LIVE, Ends, nothing_legal
-from specgrammar.protocols.grammar import SupportsTreeFill
+from specgrammar.protocols.abilities import SupportsTreeFill
 
 
 def fits_native_walk(nodes: RequestNodes, ends: Ends) -> bool:

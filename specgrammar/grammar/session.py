@@ -18,7 +18,8 @@ from specgrammar.grammar.native_walk import fits_native_walk, walk_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.stops import FinishReason, StopRules
 from specgrammar.grammar.walk import Ends, Walk, nowhere, walk_engaged, walk_free
-from specgrammar.protocols.grammar import GrammarMatcher, SupportsBatchFill, Vocabulary, WalkCalls
+from specgrammar.protocols.abilities import SupportsBatchFill, WalkCalls
+from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 
 
 class GrammarSession:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from specgrammar.errors import DeadEndError
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.rows import MaskRows, RequestNodes
-from specgrammar.protocols.grammar import NodeStatus, Vocabulary, WalkCalls
+from specgrammar.protocols.abilities import WalkCalls
+from specgrammar.protocols.grammar import NodeStatus, Vocabulary
 
 # Plain ints: an enum member in the loop costs as much as a native accept.
 ENDED, FREE, LIVE = int(NodeStatus.ENDED), int(NodeStatus.FREE), int(NodeStatus.LIVE)

@@ -12,13 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specgrammar.errors import DeadEndError, MatcherError
-from specgrammar.protocols.grammar import (
-    GrammarBackend,
-    GrammarMatcher,
-    GrammarSpec,
-    SupportsBatchFill,
-    Vocabulary,
-)
+from specgrammar.protocols.abilities import SupportsBatchFill
+from specgrammar.protocols.grammar import GrammarBackend, GrammarMatcher, GrammarSpec, Vocabulary
 
 SPECS = [
     GrammarSpec("regex", "[ab]{0,3}(ab)*|true"),

@@ -1,0 +1,85 @@
+"""What a grammar backend may offer beyond the protocol, each a narrow protocol of its own.
+
+Nobody has to: what is absent is done with the plain methods. Abilities are found by their members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class WalkCalls(NamedTuple):
+    """What a walk over a draft tree calls at each node; `accept` and `rollback` are balanced by the walk."""
+
+    accept: Callable[[int], Any]
+    """Move over a token whose bit is set in the row that was filled in this state; never a stop token."""
+    fill: Callable[[int], Any]
+    """Fill a row of the walk's bitmask; all zero, without raising, where nothing is legal."""
+    rollback: Callable[[int], Any]
+    """Undo the last n tokens."""
+
+
+@runtime_checkable
+class SupportsUncheckedWalk(Protocol):
+    """An ability of a matcher: the calls of a walk without the checks that the walk has made already.
+
+    A checked call costs as much as a small native one. Here rows are in range, the bitmask was checked once,
+    tokens are legal, and nothing is undone that was not done in the same walk.
+    """
+
+    def walk_calls(self, bitmask: NDArray[np.int32]) -> WalkCalls:
+        """The calls for one walk, valid until any other method is called.
+
+        Raises MatcherError for a bitmask that is not to contract, and where the matcher is `finished`.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsTreeFill(Protocol):
+    """An ability of a matcher: the rows of a whole draft tree in one native call."""
+
+    def fill_tree(
+        self,
+        draft_tokens: NDArray[np.int64],
+        retrieve_next_token: NDArray[np.int64],
+        retrieve_next_sibling: NDArray[np.int64],
+        bitmask: NDArray[np.int32],
+        row: int,
+    ) -> None:
+        """Fill `bitmask[row + i]` for every node i that can be reached over legal tokens; the root always can.
+
+        Rows of other nodes, and rows behind a stop token, hold anything afterwards. A row is all zero where
+        nothing is legal. The state is left as found.
+
+        Args:
+            draft_tokens: int64 `[n]`, contiguous, like the links; each in `[-1, vocab_size)`. The root's own
+                token is not looked at.
+            retrieve_next_token: see `trees.tree`; a valid tree.
+            retrieve_next_sibling: see `trees.tree`.
+            bitmask: as for `fill_bitmask`, with at least `row + n` rows.
+            row: where the root's row goes.
+
+        Raises:
+            MatcherError: the backend failed; the state is then undefined.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsBatchFill(Protocol):
+    """An ability of a backend: the rows of many matchers in one call, on the backend's own threads."""
+
+    def fill_bitmasks(
+        self, matchers: Sequence[Any], bitmask: NDArray[np.int32], rows: Sequence[int]
+    ) -> Mapping[int, Exception]:
+        """`matchers[i].fill_bitmask(bitmask, rows[i])` for all i; rows are distinct.
+
+        Returns the failures by position `i` (each a DeadEndError or MatcherError); one matcher's failure does
+        not keep the others' rows from being written.
+        """
+        ...
