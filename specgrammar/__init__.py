@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specgrammar.config import Config
     from specgrammar.errors import SpecGrammarError
-    from specgrammar.grammar.build import build_grammar_mask, fill_dense
+    from specgrammar.grammar.build import build_grammar_mask
+    from specgrammar.grammar.dense import fill_dense
     from specgrammar.grammar.session import GrammarSession
     from specgrammar.protocols.grammar import GrammarSpec, NodeStatus, Vocabulary
     from specgrammar.runtime.engine import Engine
@@ -33,7 +34,7 @@ _HOMES = {
     "SpecGrammarError": "specgrammar.errors",
     "Vocabulary": "specgrammar.protocols.grammar",
     "build_grammar_mask": "specgrammar.grammar.build",
-    "fill_dense": "specgrammar.grammar.build",
+    "fill_dense": "specgrammar.grammar.dense",
 }
 
 __version__ = "0.1.0"

@@ -10,7 +10,9 @@ import pytest
 
 from specgrammar.config import Config
 from specgrammar.errors import ConfigError
+from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.protocols.spec import Proposal
+from specgrammar.registry import BACKENDS, create
 from specgrammar.spec.accept import check_acceptance
 from specgrammar.spec.sampling import AcceptMethod, SamplingParams
 
@@ -141,3 +143,24 @@ def test_there_is_one_list_of_acceptance_methods() -> None:
         check_acceptance(method, Proposal.SAMPLED)
     with pytest.raises(ConfigError, match=r"^acceptance = 'typical'; expected 'target_only' or 'rejection'$"):
         check_acceptance("typical", Proposal.SAMPLED)
+
+
+def test_a_single_string_is_no_list_of_choices() -> None:
+    with pytest.raises(ConfigError, match="'yes' is one string"):
+        GrammarSpec.choice("yes")
+
+
+def test_wrong_arguments_of_an_engine_are_named() -> None:
+    from specgrammar.runtime.engine import Engine
+
+    wrong: Any = "transformers"
+    with pytest.raises(ConfigError, match="config is a str"):
+        Engine.build(wrong, wrong)
+    with pytest.raises(ConfigError, match="'transformers' is no adapter"):
+        Engine.build(Config(), wrong)
+
+
+def test_a_tokenizer_is_no_vocabulary() -> None:
+    for name in ("xgrammar", "llguidance"):
+        with pytest.raises(ConfigError, match=r"not for a str; specgrammar_transformers\.vocabulary_of"):
+            create(BACKENDS, name, "a tokenizer")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specgrammar.checks import check_int
 from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_row, ended, one_line
+from specgrammar.grammar.native import BitmaskGuard, check_row, check_vocabulary, ended, one_line
 from specgrammar.language.frontend import rules_of
 from specgrammar.language.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
@@ -74,6 +74,7 @@ class LLGuidanceBackend:
             vocabulary: special ids are handed over as special, so that none is legal inside a string.
             max_threads: threads that fill the rows of one batch.
         """
+        check_vocabulary(vocabulary)
         check_int("llguidance: max_threads", max_threads, 1, 256)
         self._vocabulary = vocabulary
         self._tokenizer = LLTokenizer(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specgrammar.checks import check_int
 from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_filled, check_row, ended, one_line
+from specgrammar.grammar.native import BitmaskGuard, check_filled, check_row, check_vocabulary, ended, one_line
 from specgrammar.language.frontend import rules_of
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_xgrammar.ebnf import loops_are_simple, to_ebnf
@@ -52,6 +52,7 @@ class XGrammarBackend:
             cache_bytes: memory for compiled rules, so that a schema that comes again costs nothing. Grammars
                 with rules in a circle are compiled each time, see `loops_are_simple`.
         """
+        check_vocabulary(vocabulary)
         check_int("xgrammar: max_threads", max_threads, 1, 256)
         check_int("xgrammar: cache_bytes", cache_bytes, 0, 1 << 40)
         self._vocabulary = vocabulary

@@ -85,7 +85,7 @@ def _constraint_of_flags(arguments: argparse.Namespace) -> GrammarSpec | None:
     if arguments.json_schema is not None:
         return _spec("schema", _text_or_file(arguments.json_schema), "--json-schema", options)
     if arguments.json:
-        return GrammarSpec.json_object(**options)
+        return GrammarSpec.json_object(whitespace=arguments.whitespace)
     if arguments.regex is not None:
         return _spec("regex", arguments.regex, "--regex", options)
     if arguments.grammar is not None:

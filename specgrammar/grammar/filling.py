@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from specgrammar.errors import DeadEndError, MatcherError, RequestError
+from specgrammar.errors import DeadEndError, MatcherError, RequestError, TreeError
 from specgrammar.grammar.calls import NO_CALLS
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.walk import nowhere
 from specgrammar.protocols.abilities import SupportsBatchFill
 from specgrammar.protocols.grammar import GrammarMatcher
+from specgrammar.trees.tree import HostTree
+from specgrammar.trees.validate import validate_tree
 
 if TYPE_CHECKING:
     from specgrammar.grammar.session import GrammarSession
@@ -84,6 +86,21 @@ class Filling:
             self._walk.close()
         self._session.fail(as_request_error(error))
         self._rows.drop(self._nodes)
+
+
+def fill_rows(sessions: Sequence[GrammarSession], tree: HostTree, rows: MaskRows) -> None:
+    """Walk every request's tree into `rows`; requests of a backend that can are filled together."""
+    validate_tree(tree)
+    if len(sessions) != len(tree.cu_nodes) - 1:
+        raise TreeError(f"{len(sessions)} sessions for a tree of {len(tree.cu_nodes) - 1} requests")
+    together = []
+    for session, nodes in zip(sessions, RequestNodes.of(tree), strict=True):
+        filling = Filling(session, nodes, rows)
+        if session.batch_fill is None:
+            filling.run()
+        else:
+            together.append((session.batch_fill, filling))
+    fill_together(together, rows)
 
 
 def fill_together(fillings: Sequence[tuple[SupportsBatchFill, Filling]], rows: MaskRows) -> None:

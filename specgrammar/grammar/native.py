@@ -14,10 +14,19 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specgrammar.errors import DeadEndError, MatcherError
+from specgrammar.errors import ConfigError, DeadEndError, MatcherError
 from specgrammar.protocols.grammar import Vocabulary
 
 Handle = TypeVar("Handle")
+
+
+def check_vocabulary(vocabulary: Vocabulary) -> None:
+    """Raise ConfigError for anything but a `Vocabulary`, such as a tokenizer."""
+    if not isinstance(vocabulary, Vocabulary):
+        raise ConfigError(
+            f"a backend is made for a Vocabulary, not for a {type(vocabulary).__name__}; "
+            "specgrammar_transformers.vocabulary_of(tokenizer) makes one"
+        )
 
 
 class BitmaskGuard(Generic[Handle]):

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specgrammar.errors import ConfigError, InvalidTokenError, RequestError
 from specgrammar.grammar.calls import NO_CALLS
 from specgrammar.grammar.cursor import Cursor
-from specgrammar.grammar.filling import Filling, as_request_error
+from specgrammar.grammar.dense import fill_dense
+from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.native_walk import fits_native_walk, walk_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
@@ -20,6 +24,7 @@ from specgrammar.grammar.stops import FinishReason, StopRules
 from specgrammar.grammar.walk import Ends, Walk, nowhere, walk_engaged, walk_free
 from specgrammar.protocols.abilities import SupportsBatchFill, WalkCalls
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
+from specgrammar.trees.tree import HostTree
 
 
 class GrammarSession:
@@ -60,6 +65,10 @@ class GrammarSession:
         self.finish: FinishReason | None = None
         self.error: RequestError | None = None
         self.batch_fill = batch_fill
+        if matcher is not None and not hasattr(matcher, "accept_prefix"):
+            raise ConfigError(
+                f"a session needs a matcher, not a {type(matcher).__name__}; pass backend.matcher(compiled)"
+            )
         if gate is not None:
             _check_marker(gate, vocabulary, self.stops)
         self.cursor = None if matcher is None else Cursor(matcher, gate, vocabulary)
@@ -97,17 +106,22 @@ class GrammarSession:
                 self.cursor.restore()
         return 0
 
-    def fill(self, nodes: RequestNodes, rows: MaskRows) -> None:
-        """Write the rows and statuses of one request's tree.
+    def fill(self, tree: HostTree, bitmask: NDArray[np.int32]) -> NDArray[np.int8]:
+        """Fill the rows of this request's draft tree; `fill_dense` does it for a batch, and says more.
 
         A request that is over, or that fails here, leaves its nodes dead: nothing of them can be accepted.
         A failure ends the request with its reason and does not raise.
 
         Args:
-            nodes: the request's tree, its root being the last committed token.
-            rows: where rows, their owners and statuses go.
+            tree: one request's tree, its root being the last committed token, e.g.
+                `HostTree.from_chains([[root, *drafts]])`.
+            bitmask: C-contiguous, writeable int32 `[>= num_nodes, num_words]`; row i is for node i, and is all
+                ones where the node is not live.
+
+        Returns:
+            The `NodeStatus` of every node, int8 `[num_nodes]`.
         """
-        Filling(self, nodes, rows).run()
+        return fill_dense([self], tree, bitmask)
 
     def walk(self, nodes: RequestNodes, rows: MaskRows) -> tuple[WalkCalls, Walk]:
         """The walk over one request's tree, for a driver that fills the rows that it yields (see `filling`).
@@ -172,7 +186,10 @@ class GrammarSession:
                 raise _refused(tokens[num_accepted], self._num_advanced - len(tokens) + num_accepted)
 
     def commit(self, tokens: Sequence[int]) -> int:
-        """`keep` and `advance`: history and grammar move together; returns how many tokens were kept."""
+        """`keep` and `advance`: history and grammar move together; returns how many tokens were kept.
+
+        Nothing is raised for a token that is not legal: the request ends, see `finish` and `error`.
+        """
         num_kept = self.keep(tokens)
         self.advance()
         return num_kept

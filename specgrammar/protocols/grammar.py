@@ -18,6 +18,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specgrammar.errors import ConfigError
+
 BACKEND_API_VERSION: Literal[1] = 1
 """What a backend built against this file declares as its `api_version`."""
 
@@ -58,9 +60,9 @@ class Vocabulary:
             tokens and canonical drafts; None where there is no tokenizer (tests).
     """
 
-    tokens: tuple[bytes, ...]
+    tokens: tuple[bytes, ...] = field(repr=False)
     stop_ids: tuple[int, ...]
-    special_ids: frozenset[int] = frozenset()
+    special_ids: frozenset[int] = field(default=frozenset(), repr=False)
     encode: Callable[[str], list[int]] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -106,14 +108,21 @@ class GrammarSpec:
     allow_weakened: bool = False
 
     @classmethod
-    def json_schema(cls, schema: str | Mapping[str, Any] | bool, **options: Any) -> GrammarSpec:
+    def json_schema(
+        cls,
+        schema: str | Mapping[str, Any] | bool,
+        *,
+        whitespace: Whitespace = "spaced",
+        allow_weakened: bool = False,
+    ) -> GrammarSpec:
         """JSON that is valid against a schema, given as JSON text or as a parsed value."""
-        return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema), **options)
+        source = schema if isinstance(schema, str) else json.dumps(schema)
+        return cls("json_schema", source, whitespace, allow_weakened)
 
     @classmethod
-    def json_object(cls, **options: Any) -> GrammarSpec:
+    def json_object(cls, *, whitespace: Whitespace = "spaced") -> GrammarSpec:
         """Any JSON object."""
-        return cls("json_object", "", **options)
+        return cls("json_object", "", whitespace)
 
     @classmethod
     def regex(cls, pattern: str) -> GrammarSpec:
@@ -127,7 +136,9 @@ class GrammarSpec:
 
     @classmethod
     def choice(cls, choices: Sequence[str]) -> GrammarSpec:
-        """One of several strings."""
+        """One of several strings; raises ConfigError for a single string, whose characters are not meant."""
+        if isinstance(choices, str):
+            raise ConfigError(f"choice: {choices!r} is one string; give a list of strings")
         return cls("choice", json.dumps(list(choices)))
 
 

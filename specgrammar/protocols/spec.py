@@ -117,7 +117,8 @@ class TreeProducer(Protocol):
 
         Returns a tree with `bs == len(batch)` in the batch's order and `step == batch.step`. Node 0 of each
         request is its root, `tokens[-1]`; a request without a draft has the root alone. No path is longer
-        than the request's `max_draft_tokens`, no request has more nodes than the topology says.
+        than the request's `max_draft_tokens`, no request has more nodes than the topology says. For chains:
+        `DraftTree.from_host(batch.step, HostTree.from_chains([[view.tokens[-1], *drafts], ...]))`.
         """
         ...
 

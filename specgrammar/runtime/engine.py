@@ -89,7 +89,16 @@ class Engine:
 
     @classmethod
     def build(cls, config: Config, adapter: EngineAdapter) -> Engine:
-        """Create backend and algorithm by the names in `config`."""
+        """Create backend and algorithm by the names in `config`.
+
+        Args:
+            config: names and options.
+            adapter: a loaded model, e.g. `TransformersAdapter.load()`.
+        """
+        if not isinstance(config, Config):
+            raise ConfigError(f"Engine.build: config is a {type(config).__name__}; pass (config, adapter)")
+        if not hasattr(adapter, "vocabulary"):
+            raise ConfigError(f"Engine.build: {adapter!r} is no adapter; pass e.g. TransformersAdapter.load()")
         backend = create(BACKENDS, config.backend, adapter.vocabulary, **config.backend_options)
         algorithm = create(ALGORITHMS, config.algorithm, **config.algorithm_options)
         return cls(adapter, backend, algorithm, config)
@@ -128,8 +137,13 @@ class Engine:
 
     def generate(self, requests: Iterable[Request]) -> Iterator[RequestOutput]:
         """Add all requests and step until they are done; outputs come as they finish."""
+        if isinstance(requests, Request):
+            raise ConfigError("generate takes a list of requests; pass [request]")
         for request in requests:
             self.add(request)
+        return self._outputs()
+
+    def _outputs(self) -> Iterator[RequestOutput]:
         while self.has_work:
             yield from self.step()
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, MatcherError, SpecGrammarError, TreeError
 from specgrammar.grammar.bitmask import BitmaskRing
-from specgrammar.grammar.build import build_grammar_mask, fill_dense
+from specgrammar.grammar.build import build_grammar_mask
 from specgrammar.grammar.calls import calls_of
+from specgrammar.grammar.dense import fill_dense
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.session import GrammarSession

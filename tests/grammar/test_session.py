@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +13,9 @@ from specgrammar.errors import ConfigError
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
-from specgrammar.protocols.grammar import GrammarSpec
-from tests.toys import BACKEND_NAMES, GRAMMARS, PAD, STOP, VOCABULARY, legal_ids, matcher
+from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
+from specgrammar.trees.tree import HostTree
+from tests.toys import BACKEND_NAMES, GRAMMARS, PAD, STOP, VOCABULARY, backend, legal_ids, matcher, row_of
 
 names = st.sampled_from(BACKEND_NAMES)
 grammars = st.sampled_from(GRAMMARS)
@@ -133,6 +137,25 @@ def test_settled_steps_are_forgotten(name: str) -> None:
     for _ in range(50):
         session.commit([0, 1])
     assert not session.cursor._trail
+
+
+@pytest.mark.parametrize("name", BACKEND_NAMES)
+def test_a_session_fills_a_buffer_of_its_engine(name: str) -> None:
+    session = GrammarSession(VOCABULARY, matcher(name, GRAMMARS[0]))
+    bitmask = np.zeros((5, VOCABULARY.num_words), np.int32)
+    status = session.fill(HostTree.from_chains([[9, 0, 1, 12]]), bitmask)
+    assert status.tolist() == [NodeStatus.LIVE] * 3 + [NodeStatus.REJECTED]
+    state = matcher(name, GRAMMARS[0])
+    for row, token in zip(bitmask[:3], (0, 1, 2), strict=True):
+        assert row.tolist() == row_of(state)
+        assert state.accept(token)
+    assert bitmask[3:].tolist() == [[-1], [0]], "all ones where the node is dead; nothing behind the tree"
+
+
+def test_what_is_no_matcher_is_refused_at_once() -> None:
+    wrong: Any = backend("xgrammar").compile(GRAMMARS[0])
+    with pytest.raises(ConfigError, match=r"not a XGrammarCompiled; pass backend\.matcher\(compiled\)"):
+        GrammarSession(VOCABULARY, wrong)
 
 
 def test_the_first_failure_stays_and_an_abort_is_an_end() -> None:
