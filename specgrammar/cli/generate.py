@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from specgrammar.checks import show
+from specgrammar.cli.flags import add_flags
 from specgrammar.cli.prompts import Prompt, prompts_from
 from specgrammar.cli.report import print_output, print_summary
 from specgrammar.config import Config
@@ -35,45 +36,7 @@ def add_parser(commands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = command.add_argument
-    prompts = command.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", metavar="TEXT", help="one prompt")
-    prompts.add_argument(
-        "--prompts",
-        metavar="FILE.jsonl",
-        help='a line: {"id", "prompt", and at most one of "schema", "regex", "grammar", "choice"}',
-    )
-    constraint = command.add_mutually_exclusive_group()
-    constraint.add_argument("--json-schema", metavar="FILE|TEXT", help="JSON that is valid against a schema")
-    constraint.add_argument("--json", action="store_true", help="any JSON object")
-    constraint.add_argument("--regex", metavar="PATTERN", help="text that the whole pattern matches")
-    constraint.add_argument("--grammar", metavar="FILE|TEXT", help="EBNF (root ::= ...) or Lark (start: ...)")
-    constraint.add_argument("--choice", metavar="TEXT", nargs="+", help="one of these strings")
-    add("--whitespace", choices=("spaced", "compact", "flexible"), default="spaced", help="separators in JSON")
-    add("--allow-weakened", action="store_true", help="report schema keywords that are not enforced, go on")
-
-    add("--config", metavar="FILE.toml", help="backend, algorithm and their options; flags override it")
-    add("--backend", metavar="NAME", help="grammar backend: xgrammar, llguidance, or a plugin's")
-    add("--algorithm", metavar="NAME", help="none, ngram, chain, or a plugin's")
-    add("--backend-option", metavar="KEY=VALUE", action="append", default=[], help="repeatable")
-    add("--algorithm-option", metavar="KEY=VALUE", action="append", default=[], help="repeatable")
-    add("--acceptance", choices=("target_only", "rejection"), help="how sampled drafts are verified")
-    add("--batch-size", metavar="N", type=int, help="most requests in one step")
-
-    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    add("--top-p", type=float, default=1.0)
-    add("--top-k", type=int, default=0, help="0 keeps all")
-    add("--min-p", type=float, default=0.0)
-    add("--seed", type=int, default=0, help="same seed, same tokens, whatever the algorithm")
-    add("--max-new-tokens", metavar="N", type=int, default=256)
-    add("--stop", metavar="TEXT", action="append", default=[], help="end before this text; repeatable")
-    add("--logprobs", action="store_true", help="report each token's log-probability (JSON output)")
-    add("--raw-prompt", action="store_true", help="do not wrap the prompt in the model's chat template")
-
-    add("--model", metavar="PATH", help="a local Hugging Face model folder")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1")
-    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    add("--output", choices=("text", "json"), default="text")
+    add_flags(command)
     command.set_defaults(run=run)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import NoReturn
 
+from specgrammar import __version__
 from specgrammar.cli import generate, model, plugins
 from specgrammar.errors import ConfigError, SpecGrammarError
 
@@ -31,6 +32,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = Parser(prog="specgrammar", description="Grammar-constrained speculative decoding.")
+    top.add_argument("--version", action="version", version=f"specgrammar {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (generate, plugins, model):
         command.add_parser(commands)

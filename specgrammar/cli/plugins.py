@@ -15,7 +15,9 @@ from specgrammar.registry import ALGORITHMS, BACKENDS, GROUPS, Plugin, option_na
 def add_parser(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser("plugins", help="list backends, algorithms and adapters")
-    command.add_argument("--output", choices=("text", "json"), default="text", help="a table, or JSON lines")
+    command.add_argument(
+        "--output", choices=("text", "json"), default="text", help="a table, or JSON lines (default: text)"
+    )
     command.set_defaults(run=run)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 
 from specgrammar.checks import check_text, show
 from specgrammar.errors import ConfigError
+from specgrammar.language.source import load_json
 from specgrammar.protocols.grammar import GrammarSpec
 
 CONSTRAINTS = ("schema", "regex", "grammar", "choice")
 _KEYS = ("id", "prompt", *CONSTRAINTS)
 _REFUSED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
+_SUFFIXES = (".json", ".ebnf", ".gbnf", ".lark", ".txt")
+_TEXT_MARKS = ("{", '"', "::=", "start:")  # of JSON, EBNF and Lark, which may hold a slash
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,17 @@ def _parse(line: str, where: str, default: GrammarSpec | None, arguments: argpar
 def _constraint_of_flags(arguments: argparse.Namespace) -> GrammarSpec | None:
     options = _json_options(arguments)
     if arguments.json_schema is not None:
-        return _spec("schema", _text_or_file(arguments.json_schema), "--json-schema", options)
+        text, file = _text_or_file("--json-schema", arguments.json_schema)
+        if file:
+            load_json(text, f"--json-schema: {file}")  # its syntax, while the file's name is known
+        return _spec("schema", text, "--json-schema", options)
     if arguments.json:
         return GrammarSpec.json_object(whitespace=arguments.whitespace)
     if arguments.regex is not None:
         return _spec("regex", arguments.regex, "--regex", options)
     if arguments.grammar is not None:
-        return _spec("grammar", _text_or_file(arguments.grammar), "--grammar", options)
+        text, _ = _text_or_file("--grammar", arguments.grammar)
+        return _spec("grammar", text, "--grammar", options)
     if arguments.choice is not None:
         return _spec("choice", arguments.choice, "--choice", options)
     return None
@@ -115,13 +123,25 @@ def _json_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"whitespace": arguments.whitespace, "allow_weakened": arguments.allow_weakened}
 
 
-def _text_or_file(value: str) -> str:
-    """A flag's value: the content of the file of that name where there is one, else the text itself."""
+def _text_or_file(flag: str, value: str) -> tuple[str, str]:
+    """A flag's value: the content of the file of that name and the name, or the text itself and no name."""
+    path = Path(value)
     try:
-        is_file = Path(value).is_file()
+        is_file = path.exists() and not path.is_dir()  # a pipe (`<(...)`, /dev/stdin) is as good as a file
     except (OSError, ValueError):  # too long, or a NUL: no name of a file
         is_file = False
-    return _read(Path(value)) if is_file else value
+    if is_file:
+        return _read(path), value
+    if _looks_like_file(value):
+        raise ConfigError(f"{flag}: there is no file {show(value)}")
+    return value, ""
+
+
+def _looks_like_file(value: str) -> bool:
+    """Whether a value is a file's name, misspelt or not, rather than a schema or a grammar."""
+    if any(mark in value for mark in _TEXT_MARKS) or any(character.isspace() for character in value):
+        return False
+    return "/" in value or os.sep in value or Path(value).suffix.lower() in _SUFFIXES
 
 
 def _read(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specgrammar.cli.table import table
@@ -16,14 +16,28 @@ if TYPE_CHECKING:
 
 
 def print_output(output: RequestOutput, style: str) -> None:
-    """One output to standard output; in text style a failure goes to standard error."""
+    """One output to standard output, and to standard error what the text style does not say by itself."""
+    request = f"request {output.request_id!r}"
     if style == "json":
         print(json.dumps(as_json(output), ensure_ascii=False), flush=True)
     elif output.error is None:
         print(output.text, flush=True)
+        for note in _notes(output):
+            _say("note", f"{request}{note}")
     if output.error is not None:
-        message = " ".join(output.error.split())
-        print(f"specgrammar: error: request {output.request_id!r}: {message}", file=sys.stderr, flush=True)
+        _say("error", f"{request}: {output.error}")
+
+
+def _notes(output: RequestOutput) -> Iterator[str]:
+    """What somebody who reads the text alone would miss."""
+    if output.weakened:
+        yield f": not enforced: {', '.join(output.weakened)}"
+    if output.finish_reason == "length":
+        yield f" stopped after {len(output.token_ids)} tokens (length): the text is incomplete"
+
+
+def _say(kind: str, message: str) -> None:
+    print(f"specgrammar: {kind}: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def as_json(output: RequestOutput) -> dict[str, Any]:
@@ -72,10 +86,12 @@ def summary(outputs: Sequence[RequestOutput], trace: Trace, config: Config, seco
 def print_summary(
     outputs: Sequence[RequestOutput], trace: Trace, config: Config, seconds: float, style: str
 ) -> None:
-    """The summary line (JSON style, standard output) and the table (standard error)."""
+    """The summary line (standard output, JSON style) and the table (standard error, unless all failed)."""
     values = summary(outputs, trace, config, seconds)
     if style == "json":
         print(json.dumps({"summary": values}), flush=True)
+    if values["num_errors"] == values["num_requests"]:
+        return  # nothing was generated: zeros would only push the errors off the screen
     stages = values.pop("seconds_by_stage")
     rows: list[tuple[str, object]] = [(name.replace("_", " "), value) for name, value in values.items()]
     rows += [

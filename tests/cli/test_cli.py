@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from specgrammar import __version__
+from specgrammar.cli import generate
 from specgrammar.cli.main import main
 from specgrammar.config import Config
 from specgrammar.runtime.engine import Engine
@@ -172,7 +175,7 @@ def test_same_seed_same_tokens_whatever_the_algorithm(run: Run) -> None:
         (["--json-schema", '{"type": "integer", "minimum": 3, "maximum": 2}'], ""),
         (["--json-schema", "[" * 10_000 + "]" * 10_000], "nested too deep"),
         (["--json-schema", '{"not":' * 10_000 + "{}" + "}" * 10_000], "nested too deep"),
-        (["--json-schema", "missing-file.json"], "not valid JSON"),
+        (["--json-schema", "missing file"], "not valid JSON"),
         (["--regex", "("], ""),
         (["--regex", "(" * 10_000 + "a" + ")" * 10_000], "deep"),
         (["--grammar", "root ::= root"], ""),
@@ -197,6 +200,11 @@ def test_hostile_grammars_end_with_one_clear_message(
         (["--prompt", ""], "prompt is empty"),
         (["--prompt", "   "], "prompt is empty"),
         (["--prompts", "missing.jsonl"], "cannot be read"),
+        (["--prompt", "a", "--json-schema", "no.json"], "--json-schema: there is no file 'no.json'"),
+        (["--prompt", "a", "--json-schema", "no/such"], "--json-schema: there is no file 'no/such'"),
+        (["--prompt", "a", "--grammar", "no.EBNF"], "--grammar: there is no file 'no.EBNF'"),
+        (["--prompt", "a", "--grammar", "no.lark"], "--grammar: there is no file 'no.lark'"),
+        (["--prompt", "a", "--grammar", "/"], "--grammar: there is no file '/'"),
         (["--prompt", "a", "--algorithm", "eagel"], "found: chain, ngram, none"),
         (["--prompt", "a", "--backend", "outlines2"], "found: llguidance, xgrammar"),
         (
@@ -306,6 +314,73 @@ def test_a_schema_file_may_begin_with_a_byte_order_mark(run: Run, tmp_path: Path
     assert "ok" in json.loads(done.stdout)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "not valid JSON"), ("", "not valid JSON"), ("[" * 100_000, "nested too deep")],
+    ids=["broken", "empty", "deep"],
+)
+def test_a_schema_file_that_is_not_json_is_named_before_a_model_is_loaded(
+    run: Run, tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(text)
+    # The wrong --device would be refused on loading.
+    flags = ["--prompt", "a", "--device", "quantum"]
+    (error,) = run("generate", *flags, "--json-schema", str(file), expect=2).errors
+    assert f"--json-schema: {file}: " in error
+    assert words in error
+    (error,) = run("generate", *flags, "--json-schema", str(tmp_path / "no"), expect=2).errors
+    assert "there is no file" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--grammar", 'root::="a/b.txt"'], "a/b.txt"),
+        (["--grammar", "start:/xy/", "--backend", "llguidance"], "xy"),
+        (["--json-schema", '{"const":"a/b.json"}'], '"a/b.json"'),
+    ],
+)
+def test_a_grammar_on_the_command_line_may_hold_what_file_names_hold(
+    run: Run, flags: list[str], text: str
+) -> None:
+    assert run("generate", "--prompt", "a", *flags, expect=0).stdout == f"{text}\n"
+
+
+def test_text_output_notes_what_the_text_does_not_say(run: Run) -> None:
+    length = "specgrammar: note: request '0' stopped after 5 tokens (length): the text is incomplete"
+    cut = run("generate", "--prompt", "a", "--regex", "[0-9]{40}", "--max-new-tokens", "5", expect=0)
+    assert re.fullmatch("[0-9]{5}\n", cut.stdout)
+    assert [line for line in cut.stderr.splitlines() if "note" in line] == [length]
+    schema = '{"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2, "uniqueItems": true}'
+    flags = ["--prompt", "a", "--json-schema", schema]
+    assert "uniqueItems" in run("generate", *flags, expect=1).errors[0]
+    weak = run("generate", *flags, "--allow-weakened", expect=0)
+    assert weak.stdout == "[7, 7]\n"
+    notes = [line for line in weak.stderr.splitlines() if "note" in line]
+    assert notes == ["specgrammar: note: request '0': not enforced: /uniqueItems"]
+    structured = run("generate", *flags, "--allow-weakened", "--output", "json", expect=0)
+    assert "note" not in structured.stderr
+    assert lines_of(structured)[0][0]["weakened"] == ["/uniqueItems"]
+
+
+def test_the_table_is_left_out_where_every_request_failed(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    failing = '{"id": "bad", "prompt": "a", "regex": "("}\n'
+    file.write_text(failing)
+    done = run("generate", "--prompts", str(file), "--output", "json", expect=1)
+    assert "statistic" not in done.stderr
+    assert lines_of(done)[1]["num_errors"] == 1
+    file.write_text(failing + '{"id": "good", "prompt": "a", "choice": ["x"]}\n')
+    assert "statistic" in run("generate", "--prompts", str(file), expect=1).stderr
+
+
+def test_a_line_s_own_grammar_wins_over_the_flags(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"id": 0, "prompt": "a", "choice": ["own"]}\n{"id": 1, "prompt": "a"}\n')
+    assert run("generate", "--prompts", str(file), "--choice", "flag", expect=0).stdout == "own\nflag\n"
+
+
 def test_engine_and_adapter_have_room_for_the_same_number_of_requests(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,19 +422,42 @@ def test_plugins_lists_what_each_can_do(run: Run) -> None:
     assert "abilities" in table
 
 
-def test_help_names_every_flag(run: Run) -> None:
-    text = run("generate", "--help", expect=0).stdout
-    for flag in (
-        "--prompts",
-        "--json-schema",
-        "--choice",
-        "--algorithm",
-        "--backend",
-        "--min-p",
-        "--seed",
-        "--dtype",
-    ):
-        assert flag in text
+def test_help_says_what_every_option_does_and_what_holds_without_it(run: Run) -> None:
+    text = " ".join(run("generate", "--help", expect=0).stdout.split())
+    options = text[text.index("options: ") :]
+    for flag, default in {
+        "--whitespace": "spaced",
+        "--backend": "xgrammar",
+        "--algorithm": "none",
+        "--acceptance": "target_only",
+        "--batch-size": "8",
+        "--temperature": "0.0",
+        "--top-p": "1.0",
+        "--top-k": "0",
+        "--min-p": "0.0",
+        "--seed": "0",
+        "--max-new-tokens": "256 tokens",
+        "--stop": "none",
+        "--model": "SmolLM2-135M-Instruct",
+        "--device": "auto",
+        "--dtype": "auto",
+        "--output": "text",
+    }.items():
+        described = options[options.index(f" {flag} ") + len(flag) + 2 :].split(" --")[0]
+        assert f"(default: {default})" in described, flag
+    assert "a line's own grammar wins over the flags'" in options
+
+
+def test_every_option_has_a_help_text() -> None:
+    command = argparse.ArgumentParser()
+    generate.add_parser(command.add_subparsers())
+    parsers = next(action.choices for action in command._actions if action.choices is not None)
+    assert isinstance(parsers, dict)
+    assert [a.option_strings for a in parsers["generate"]._actions if not a.help] == []
+
+
+def test_version(run: Run) -> None:
+    assert run("--version", expect=0).stdout == f"specgrammar {__version__}\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
