@@ -8,6 +8,7 @@ from specgrammar.grammar.filling import fill_rows
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.rows import MaskRows
 from specgrammar.grammar.session import GrammarSession
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.staging import BitmaskAllocator, Device, StagedTree
 
@@ -20,6 +21,7 @@ def build_grammar_mask(
     vocabulary: Vocabulary,
     *,
     barrier: Callable[[], None] | None = None,
+    workers: FillWorkers | None = None,
 ) -> GrammarMask:
     """Build the mask of a step in the compact layout: only live nodes have a row.
 
@@ -34,6 +36,8 @@ def build_grammar_mask(
         vocabulary: the target's.
         barrier: called first: moves the grammar over what earlier steps committed (`Ledger.advance_pending`).
 
+        workers: threads to share the requests among, where measurement says that it pays.
+
     Raises:
         TreeError: the tree is malformed or does not have one request per session.
     """
@@ -43,7 +47,7 @@ def build_grammar_mask(
     slot = allocator.acquire(len(tree.draft_tokens))
     rows = MaskRows(slot.rows, len(tree.draft_tokens))
     try:
-        fill_rows(sessions, tree, rows)
+        fill_rows(sessions, tree, rows, workers)
         return GrammarMask(rows, slot, device, vocabulary.vocab_size)
     except BaseException:
         slot.release(None)

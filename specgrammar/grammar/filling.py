@@ -5,14 +5,16 @@ Whatever a backend raises ends the request that it raised for, with its reason, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from specgrammar.errors import DeadEndError, MatcherError, RequestError, TreeError
 from specgrammar.grammar.calls import NO_CALLS
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.walk import nowhere
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.abilities import SupportsBatchFill
 from specgrammar.protocols.grammar import GrammarMatcher
 from specgrammar.trees.tree import HostTree
@@ -88,24 +90,59 @@ class Filling:
         self._rows.drop(self._nodes)
 
 
-def fill_rows(sessions: Sequence[GrammarSession], tree: HostTree, rows: MaskRows) -> None:
-    """Walk every request's tree into `rows`; requests of a backend that can are filled together."""
+def fill_rows(
+    sessions: Sequence[GrammarSession], tree: HostTree, rows: MaskRows, workers: FillWorkers | None = None
+) -> None:
+    """Walk every request's tree into `rows`.
+
+    Args:
+        sessions: one per request of the tree, in its order. Those with `batch_fill` are filled together.
+        tree: the batch's trees.
+        rows: where rows, their owners and statuses go.
+        workers: threads to share the requests among; the sessions' backends must be thread-safe.
+    """
     validate_tree(tree)
     if len(sessions) != len(tree.cu_nodes) - 1:
         raise TreeError(f"{len(sessions)} sessions for a tree of {len(tree.cu_nodes) - 1} requests")
-    together = []
-    for session, nodes in zip(sessions, RequestNodes.of(tree), strict=True):
-        filling = Filling(session, nodes, rows)
-        if session.batch_fill is None:
-            filling.run()
-        else:
-            together.append((session.batch_fill, filling))
+    requests = list(zip(sessions, RequestNodes.of(tree), strict=True))
+    together = [request for request in requests if request[0].batch_fill is not None]
+    alone = [request for request in requests if request[0].batch_fill is None] if together else requests
     fill_together(together, rows)
+    if workers is None or together:
+        fill_alone(alone, rows)
+    else:
+        fill_side_by_side(alone, rows, workers, len(tree.draft_tokens))
 
 
-def fill_together(fillings: Sequence[tuple[SupportsBatchFill, Filling]], rows: MaskRows) -> None:
+Requests = Sequence[tuple["GrammarSession", RequestNodes]]
+
+
+def fill_alone(requests: Requests, rows: MaskRows) -> None:
+    """Fill one request after the other."""
+    for session, nodes in requests:
+        Filling(session, nodes, rows).run()
+
+
+def fill_side_by_side(requests: Requests, rows: MaskRows, workers: FillWorkers, num_nodes: int) -> None:
+    """Fill runs of requests on several threads; each has the rows from its first node's number on."""
+    num_threads = min(workers.num_threads(num_nodes), len(requests))
+    jobs: list[Callable[[], None]] = []
+    begin = 0
+    for thread in range(num_threads):
+        end = begin
+        while end < len(requests) and requests[end][1].first < num_nodes * (thread + 1) // num_threads:
+            end += 1
+        if end > begin:
+            part = rows if begin == 0 else rows.part(requests[begin][1].first)
+            jobs.append(partial(fill_alone, requests[begin:end], part))
+        begin = end
+    if jobs:
+        workers.run(jobs, num_nodes)
+
+
+def fill_together(requests: Requests, rows: MaskRows) -> None:
     """Fill many requests' trees in rounds: the next row of each, in one call per backend."""
-    going = list(fillings)
+    going = [(s.batch_fill, Filling(s, nodes, rows)) for s, nodes in requests if s.batch_fill is not None]
     while going:
         asking: dict[int, tuple[SupportsBatchFill, list[Filling]]] = {}
         for backend, filling in going:

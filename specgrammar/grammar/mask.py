@@ -24,7 +24,7 @@ class GrammarMask:
     Attributes:
         status: int8 `[num_nodes]` of `NodeStatus`.
         row_of_node: int32 `[num_nodes]`, the mask row of a live node, -1 for all others.
-        num_rows: rows that are uploaded.
+        num_rows: rows of the mask; those that nobody owns are not uploaded.
         vocab_size: columns at or above it are padding and become -inf in every row.
     """
 
@@ -36,6 +36,7 @@ class GrammarMask:
         self._device = device
         self._slot: BitmaskSlot | None = slot
         self._uploaded: Event | None = None
+        self._segments = rows.segments
         owners = rows.owners
         slot.owners[: len(owners)] = owners
         self.row_of_node = np.full(len(self.status), -1, np.int32)
@@ -64,7 +65,8 @@ class GrammarMask:
         if self._uploaded is not None:
             raise SpecGrammarError("upload twice: a mask belongs to one step")
         if num_rows and not self._device.shares_host_memory:
-            self._device.copy(slot.device_rows[:num_rows], slot.host_rows[:num_rows])
+            for segment in self._segments:
+                self._device.copy(slot.device_rows[segment], slot.host_rows[segment])
             self._device.copy(slot.device_owners[:num_rows], slot.host_owners[:num_rows])
         self._uploaded = self._device.record()
 

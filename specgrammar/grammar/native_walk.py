@@ -35,7 +35,7 @@ def walk_natively(matcher: SupportsTreeFill, nodes: RequestNodes, rows: MaskRows
     first, tokens, next_token, next_sibling, tree = nodes
     num_nodes = len(tokens)
     bitmask, status, word_of, take = rows.bitmask, rows.statuses, rows.bitmask.item, rows.take
-    base = first if rows.dense else rows.num_rows
+    base = first if rows.dense else rows.next_row
     part = slice(first, first + num_nodes)
     matcher.fill_tree(
         tree.draft_tokens[part],

@@ -54,15 +54,37 @@ class MaskRows:
         """No rows yet, and `num_nodes` nodes that nobody can accept."""
         self.bitmask = bitmask
         self.dense = dense
-        self._first_words = range(min(4, bitmask.shape[1]))
         self.statuses = [_PADDING] * num_nodes
-        self._owners: list[int] = []
         self.take = self._take_own if dense else self._take_next
+        self._first_row = 0
+        self._first_words = range(min(4, bitmask.shape[1]))
+        self._owners: list[int] = []
+        self._parts = [self]
+
+    def part(self, first_row: int) -> MaskRows:
+        """Rows from `first_row` on, for another thread: the same memory and statuses, rows of its own.
+
+        Parts are made in the order of their rows, and none runs into the next.
+        """
+        part = MaskRows(self.bitmask, 0, dense=self.dense)
+        part.statuses, part._first_row = self.statuses, first_row
+        self._parts.append(part)
+        return part
+
+    @property
+    def next_row(self) -> int:
+        """The row that is handed out next (compact)."""
+        return self._first_row + len(self._owners)
+
+    @property
+    def segments(self) -> list[slice]:
+        """Where the rows are that were handed out: one run of rows per part that has any (compact)."""
+        return [slice(p._first_row, p.next_row) for p in self._parts if p._owners]
 
     @property
     def num_rows(self) -> int:
-        """Rows handed out; in the compact layout they are the first ones."""
-        return len(self._owners)
+        """Rows up to the last one handed out; between segments are some that nobody owns."""
+        return max(part.next_row for part in self._parts)
 
     @property
     def status(self) -> NDArray[np.int8]:
@@ -72,18 +94,11 @@ class MaskRows:
     @property
     def owners(self) -> NDArray[np.int32]:
         """The node that each row is for, int32 `[num_rows]`; -1 for a row that nobody uses."""
-        owners = np.array(self._owners, np.int32)
-        live = self.status[owners] == _LIVE
-        return np.where(live, owners, np.int32(-1)).astype(np.int32)
-
-    @property
-    def row_of_node(self) -> NDArray[np.int32]:
-        """The row of each live node, int32 `[num_nodes]`; -1 for all others."""
-        owners = self.owners
-        used = np.flatnonzero(owners >= 0)
-        row_of_node = np.full(len(self.statuses), -1, np.int32)
-        row_of_node[owners[used]] = owners[used] if self.dense else used
-        return row_of_node
+        owners = np.full(self.num_rows, -1, np.int32)
+        for part in self._parts:
+            owners[part._first_row : part.next_row] = part._owners
+        owners[self.status[owners] != _LIVE] = -1  # -1 looks at the last node: it stays -1 whatever that is
+        return owners
 
     def begin(self, nodes: RequestNodes) -> None:
         """Start a request: until a walk says otherwise its nodes are rejected, or padding."""
@@ -92,9 +107,9 @@ class MaskRows:
         ]
 
     def _take_next(self, node: int) -> int:
-        owners = self._owners
-        owners.append(node)
-        return len(owners) - 1
+        row = self._first_row + len(self._owners)
+        self._owners.append(node)
+        return row
 
     def _take_own(self, node: int) -> int:
         self._owners.append(node)

@@ -16,6 +16,7 @@ from specgrammar.config import Config
 from specgrammar.errors import ConfigError, PluginError, SpecGrammarError
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.staging import staging_for
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.adapter import EngineAdapter
 from specgrammar.protocols.grammar import GrammarBackend
 from specgrammar.protocols.spec import (
@@ -83,6 +84,7 @@ class Engine:
             allocator=BitmaskRing(adapter.device, adapter.vocabulary.num_words),
             device=adapter.device,
             vocabulary=adapter.vocabulary,
+            workers=FillWorkers() if backend.facts.thread_safe else None,
             method=config.acceptance,
             trace=self.trace,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specgrammar.grammar.build import build_grammar_mask
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch, TreeProducer
 from specgrammar.protocols.staging import BitmaskAllocator, Device, StagingStrategy
@@ -28,6 +29,7 @@ class StepParts:
     allocator: BitmaskAllocator
     device: Device
     vocabulary: Vocabulary
+    workers: FillWorkers | None
     method: AcceptMethod
     trace: Trace
 
@@ -49,7 +51,13 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
         pending = parts.target.verify(batch, tree)
     with span("build"):
         mask = build_grammar_mask(
-            sessions, staged, parts.allocator, parts.device, parts.vocabulary, barrier=ledger.advance_pending
+            sessions,
+            staged,
+            parts.allocator,
+            parts.device,
+            parts.vocabulary,
+            barrier=ledger.advance_pending,
+            workers=parts.workers,
         )
     with mask:
         with span("upload"):

@@ -22,6 +22,7 @@ from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import Resolved
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.abilities import SupportsBatchFill, WalkCalls
 from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec, NodeStatus
 from specgrammar.runtime.device import InlineDevice
@@ -77,9 +78,9 @@ def walked(name: str, spec: GrammarSpec, choices: list[int]) -> tuple[GrammarSes
     return session, prefix
 
 
-def build(sessions: list[GrammarSession], tree: HostTree) -> GrammarMask:
+def build(sessions: list[GrammarSession], tree: HostTree, workers: FillWorkers | None = None) -> GrammarMask:
     ring = BitmaskRing(DEVICE, VOCABULARY.num_words)
-    return build_grammar_mask(sessions, Resolved(tree), ring, DEVICE, VOCABULARY)
+    return build_grammar_mask(sessions, Resolved(tree), ring, DEVICE, VOCABULARY, workers=workers)
 
 
 @given(st.data(), toy_trees(), names)
@@ -291,6 +292,43 @@ def test_rounds_over_a_batch_give_the_same_rows_as_one_by_one(
     for session, kind in zip(sessions, kinds, strict=True):
         assert session.cursor is not None
         assert legal_ids(session.cursor.matcher) == legal_ids(matcher(*kind))
+
+
+class ThreeThreads(FillWorkers):
+    """Always uses three threads."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def num_threads(self, num_nodes: int) -> int:
+        return min(3, num_nodes)
+
+
+THREE_THREADS = ThreeThreads()
+
+
+@given(st.data(), toy_trees(7))
+def test_threads_give_every_node_the_same_row(data: st.DataObject, tree: HostTree) -> None:
+    kinds = data.draw(st.lists(st.tuples(names, grammars), min_size=tree.bs, max_size=tree.bs))
+    failing = data.draw(st.integers(0, tree.bs))
+
+    def sessions() -> list[GrammarSession]:
+        made = [GrammarSession(VOCABULARY, matcher(*kind)) for kind in kinds]
+        if failing < len(made):
+            made[failing] = GrammarSession(VOCABULARY, raising(*kinds[failing], "fill_bitmask", 2))
+        return made
+
+    alone, shared = build(sessions(), tree), build(sessions(), tree, THREE_THREADS)
+    assert shared.status.tolist() == alone.status.tolist()
+    for one, other in zip(alone.row_of_node, shared.row_of_node, strict=True):
+        assert (one < 0) == (other < 0)
+        if one >= 0:
+            assert alone.bitmask[one].tolist() == shared.bitmask[other].tolist()
+    logits = [torch.zeros(len(tree.draft_tokens), VOCABULARY.vocab_size) for _ in range(2)]
+    for mask, rows in zip((alone, shared), logits, strict=True):
+        mask.upload()
+        mask.apply(rows)
+    assert torch.equal(*logits)
 
 
 @pytest.mark.parametrize("name", BACKEND_NAMES)
