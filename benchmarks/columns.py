@@ -20,6 +20,7 @@ from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.build import build_grammar_mask
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.staging import Resolved
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.trees.tree import HostTree
@@ -65,17 +66,17 @@ class Eager:
     Attributes:
         backend: its name.
         rings: bitmask memory.
-        together: the sessions know their backend, which fills many requests' rows in one call, on its threads.
+        workers: threads, as many as they find to pay; None for one.
     """
 
     backend: str
     rings: Rings
-    together: bool = False
+    workers: FillWorkers | None = None
 
     @property
     def name(self) -> str:
         """See `Column`."""
-        return f"ours {self.backend}{', together' if self.together else ''}"
+        return f"ours {self.backend}{', threads' if self.workers else ''}"
 
     def prepare(self, scene: Scene, grammars: Grammars) -> Step:
         """See `Column`."""
@@ -84,15 +85,12 @@ class Eager:
 
     def builder(self, scene: Scene, grammars: Grammars) -> Callable[[], GrammarMask]:
         """Builds the scene's mask; it has to be discarded (or uploaded and applied) before the next one."""
-        sessions = [
-            grammars.session(self.backend, r.document.schema, r.committed, together=self.together)
-            for r in scene.requests
-        ]
+        sessions = [grammars.session(self.backend, r.document.schema, r.committed) for r in scene.requests]
         staged, vocabulary = Resolved(scene.tree), grammars.vocabulary
         ring, device = self.rings.ring(vocabulary), self.rings.device
 
         def build() -> GrammarMask:
-            mask = build_grammar_mask(sessions, staged, ring, device, vocabulary)
+            mask = build_grammar_mask(sessions, staged, ring, device, vocabulary, workers=self.workers)
             assert all(session.error is None for session in sessions)
             return mask
 
@@ -155,6 +153,10 @@ class Memset:
 def touched_rows(num_rows: int, vocabulary: Vocabulary) -> NDArray[np.int32]:
     """Bitmask memory whose pages are mapped already, as a persistent buffer's are."""
     return np.full((num_rows, vocabulary.num_words), -1, np.int32)
+
+
+def _fill_by_a_copy(matcher: Any, address: int, width: int) -> None:
+    matcher.deep_copy().unsafe_compute_mask_ptr(address, width)
 
 
 Call = tuple[Callable[..., object], tuple[Any, ...]]
@@ -223,7 +225,8 @@ def _record_llguidance(
                 case "accept":
                     calls.append((matcher.try_consume_tokens, ([number],)))
                 case "fill":
-                    calls.append((matcher.unsafe_compute_mask_ptr, (address + row * width, width)))
+                    # A copy each, as every right use needs: a matcher's mask outlives its rollback.
+                    calls.append((_fill_by_a_copy, (matcher, address + row * width, width)))
                     row += 1
                 case _:
                     calls.append((matcher.rollback, (number,)))

@@ -46,13 +46,10 @@ class Grammars:
             self._compiled[key] = self.backends[backend].compile(GrammarSpec("json_schema", schema))
         return self._compiled[key]
 
-    def session(
-        self, backend: str, schema: str, committed: Iterable[int], *, together: bool = False
-    ) -> GrammarSession:
-        """A request that has committed these tokens; `together` names its backend as its `batch_fill`."""
-        of = self.backends[backend]
-        matcher = of.matcher(self.compiled(backend, schema))
-        session = GrammarSession(self.vocabulary, matcher, batch_fill=of if together else None)
+    def session(self, backend: str, schema: str, committed: Iterable[int]) -> GrammarSession:
+        """A request that has committed these tokens."""
+        matcher = self.backends[backend].matcher(self.compiled(backend, schema))
+        session = GrammarSession(self.vocabulary, matcher)
         session.commit(list(committed))
         assert session.finish is None, session.error
         return session

@@ -13,7 +13,7 @@ timed is the step. The columns:
     xgrammar walk            `traverse_draft_tree` for each request (also over our grammar)
     llguidance executor xT   its call for draft tokens on T threads; chains only
     ours BACKEND             `build_grammar_mask`, one thread
-    ours BACKEND, together   the same where the backend fills the rows of many requests in one call
+    ours BACKEND, threads    the same on as many threads as were measured to pay
     raw BACKEND              the library's own calls for the live nodes and nothing else: the floor
     memset live, dense       writing the rows of the live nodes, or of all nodes
 """
@@ -43,6 +43,7 @@ from benchmarks.scenes import KINDS, Corpus, Scene
 from benchmarks.timing import interleaved_medians, one_after_the_other
 from benchmarks.vllm_peer import PYTHON_VARIABLE, Vllm
 from benchmarks.vocabularies import VOCABULARIES, load_vocabulary
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import NodeStatus
 
 BATCHES = (1, 8, 32, 128)
@@ -107,7 +108,7 @@ class Bench:
         bench.columns += [XGrammarWalk(), XGrammarWalk(our_grammar=True)]
         bench.columns += [LLGuidanceExecutor(threads) for threads in sorted({1, num_cpus})]
         for backend in BACKENDS:
-            bench.columns += [Eager(backend, rings), Eager(backend, rings, together=True), Raw(backend, rings)]
+            bench.columns += [Eager(backend, rings), Eager(backend, rings, FillWorkers()), Raw(backend, rings)]
         bench.columns += [Memset(live_only=True, rings=rings), Memset(live_only=False, rings=rings)]
         return bench
 
