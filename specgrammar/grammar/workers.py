@@ -27,7 +27,7 @@ class FillWorkers:
         Args:
             max_threads: most threads, the caller's among them; by default one per core that may be used.
         """
-        self.max_threads = max_threads or len(os.sched_getaffinity(0))
+        self.max_threads = max_threads or _num_cores()
         self._pool = ThreadPoolExecutor(max(1, self.max_threads - 1), "specgrammar-fill")
         self._handover_s = self._measure_handover()
         self._node_s: dict[int, float] = {}  # wall seconds per node, by number of threads
@@ -69,3 +69,10 @@ class FillWorkers:
             self._pool.submit(int).result()
             spent.append(time.perf_counter() - begin)
         return sorted(spent)[_NUM_PROBES // 2]
+
+
+def _num_cores() -> int:
+    """Cores that this process may use, where the system says; else all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
