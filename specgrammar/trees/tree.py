@@ -42,12 +42,14 @@ class HostTree:
         draft_tokens: int64 `[num_nodes]`, -1 for padding.
         retrieve_next_token: int64 `[num_nodes]`.
         retrieve_next_sibling: int64 `[num_nodes]`.
+        is_valid: `validate_tree` has found nothing wrong with it. The arrays are not changed once that is so.
     """
 
     cu_nodes: NDArray[np.int64]
     draft_tokens: NDArray[np.int64]
     retrieve_next_token: NDArray[np.int64]
     retrieve_next_sibling: NDArray[np.int64]
+    is_valid: bool = field(default=False, init=False, repr=False)
 
     @classmethod
     def from_parents(

@@ -24,7 +24,7 @@ _NODE_ARRAYS = ("draft_tokens", "retrieve_next_token", "retrieve_next_sibling")
 def validate_tree(
     tree: HostTree, request_ids: Sequence[str] | None = None, vocab_size: int | None = None
 ) -> None:
-    """Check that a host tree is what `tree.py` says; an empty batch is.
+    """Check that a host tree is what `tree.py` says; an empty batch is. A tree is checked once.
 
     Args:
         tree: the tree; it is not changed.
@@ -34,9 +34,12 @@ def validate_tree(
     Raises:
         TreeError: the first thing that is wrong; names array, request and node, and what is expected.
     """
+    if tree.is_valid and vocab_size is None:
+        return
     _check_arrays(tree)
     _check_requests(tree.cu_nodes, request_ids)
     _check_nodes(tree, request_ids, vocab_size)
+    object.__setattr__(tree, "is_valid", True)
 
 
 def _check_arrays(tree: HostTree) -> None:

@@ -157,3 +157,16 @@ def test_refuses_exactly_what_is_not_a_tree(tree: HostTree, data: st.DataObject)
     else:
         with pytest.raises(TreeError, match=r"request \d, node \d"):
             validate_tree(tree)
+
+
+def test_a_tree_is_checked_once_and_ids_each_time_that_they_are_asked_about() -> None:
+    tree = HostTree.from_chains([[1, 9]])
+    validate_tree(tree)
+    assert tree.is_valid
+    tree.retrieve_next_token[1] = 0  # not to be done: it shows that nobody looks again
+    validate_tree(tree)
+    again = HostTree.from_chains([[1, 9]])
+    validate_tree(again)
+    with pytest.raises(TreeError, match="token 9"):
+        validate_tree(again, vocab_size=9)
+    assert not HostTree.from_chains([[1]]).is_valid
