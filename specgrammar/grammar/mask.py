@@ -37,10 +37,11 @@ class GrammarMask:
         self._slot: BitmaskSlot | None = slot
         self._uploaded: Event | None = None
         self._segments = rows.segments
-        owners = rows.owners
+        owners = rows.owners(self.status)
         slot.owners[: len(owners)] = owners
         self.row_of_node = np.full(len(self.status), -1, np.int32)
-        self.row_of_node[owners[owners >= 0]] = np.flatnonzero(owners >= 0)
+        used = np.flatnonzero(owners >= 0)
+        self.row_of_node[owners[used]] = used
 
     def __enter__(self) -> Self:
         """Nothing more to do."""

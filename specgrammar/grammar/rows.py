@@ -91,13 +91,16 @@ class MaskRows:
         """The `NodeStatus` of every node, int8 `[num_nodes]`."""
         return np.array(self.statuses, np.int8)
 
-    @property
-    def owners(self) -> NDArray[np.int32]:
-        """The node that each row is for, int32 `[num_rows]`; -1 for a row that nobody uses."""
+    def owners(self, status: NDArray[np.int8]) -> NDArray[np.int32]:
+        """The node that each row is for, int32 `[num_rows]`; -1 for a row that nobody uses.
+
+        Args:
+            status: `self.status`, which is made anew at each call.
+        """
         owners = np.full(self.num_rows, -1, np.int32)
         for part in self._parts:
             owners[part._first_row : part.next_row] = part._owners
-        owners[self.status[owners] != _LIVE] = -1  # -1 looks at the last node: it stays -1 whatever that is
+        owners[status[owners] != _LIVE] = -1  # -1 looks at the last node: it stays -1 whatever that is
         return owners
 
     def begin(self, nodes: RequestNodes) -> None:
