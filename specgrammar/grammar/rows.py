@@ -59,7 +59,7 @@ class MaskRows:
         self._first_row = 0
         self._first_words = range(min(4, bitmask.shape[1]))
         self._owners: list[int] = []
-        self._parts = [self]
+        self._parts: list[MaskRows] = [self]
 
     def part(self, first_row: int) -> MaskRows:
         """Rows from `first_row` on, for another thread: the same memory and statuses, rows of its own.
