@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specgrammar.checks import check_int
 from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_row, check_vocabulary, ended, one_line
+from specgrammar.grammar.native import BitmaskGuard, check_vocabulary, one_line, sort_batch
 from specgrammar.language.frontend import rules_of
 from specgrammar.language.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
@@ -118,18 +118,7 @@ class LLGuidanceBackend:
     ) -> Mapping[int, Exception]:
         """See `SupportsBatchFill`."""
         address = self._guard.handle(bitmask)
-        failures: dict[int, Exception] = {}
-        live: list[int] = []
-        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
-            try:
-                check_row(bitmask, row)
-            except MatcherError as error:
-                failures[i] = error
-                continue
-            if matcher.finished:
-                failures[i] = ended(bitmask, row)
-            else:
-                live.append(i)
+        live, failures = sort_batch(matchers, bitmask, rows)
         fillers = [matchers[i].filler() for i in live]
         if live:
             self._executor.unsafe_compute_mask_ptr(

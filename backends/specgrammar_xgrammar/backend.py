@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specgrammar.checks import check_int
 from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_filled, check_row, check_vocabulary, ended, one_line
+from specgrammar.grammar.native import BitmaskGuard, check_filled, check_vocabulary, one_line, sort_batch
 from specgrammar.language.frontend import rules_of
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_xgrammar.ebnf import loops_are_simple, to_ebnf
@@ -107,18 +107,7 @@ class XGrammarBackend:
     ) -> Mapping[int, Exception]:
         """See `SupportsBatchFill`; the native batch call raises for all if one matcher fails."""
         handle = self._guard.handle(bitmask)
-        failures: dict[int, Exception] = {}
-        live: list[int] = []
-        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
-            try:
-                check_row(bitmask, row)
-            except MatcherError as error:
-                failures[i] = error
-                continue
-            if matcher.finished:
-                failures[i] = ended(bitmask, row)
-            else:
-                live.append(i)
+        live, failures = sort_batch(matchers, bitmask, rows)
         try:
             self._batch.batch_fill_next_token_bitmask(
                 [matchers[i].native for i in live], handle, [rows[i] for i in live]
