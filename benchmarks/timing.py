@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,9 @@ def interleaved_medians(
 ) -> dict[str, float]:
     """The median seconds of each step.
 
-    A round makes every step once, each time beginning with another one, so that what disturbs the machine for
-    a while disturbs all of them. One round is made before, to warm up.
+    A round makes every step once, in an order of its own: what disturbs the machine for a while disturbs all of
+    them, and none always runs behind the same one, whose memory it would find in the caches, or pushed out of
+    them. One round is made before, to warm up.
 
     Args:
         steps: by name; a step that returns a float says itself how long it took.
@@ -26,13 +28,13 @@ def interleaved_medians(
     """
     names = list(steps)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    order = random.Random(0)
     gc.collect()
     begin = time.perf_counter()
     for round_ in range(-1, max_rounds):
         if round_ >= min_rounds and time.perf_counter() - begin > budget:
             break
-        for turn in range(len(names)):
-            name = names[(round_ + turn) % len(names)]
+        for name in order.sample(names, len(names)):
             measured = _timed(steps[name])
             if round_ >= 0:
                 seconds[name].append(measured)

@@ -1,9 +1,9 @@
 """Threads that walk requests' trees side by side, as many as measurement says pay.
 
-Only walks in native code that releases the GIL gain. How many threads a step gets follows from what was
-measured on this machine with this backend: seconds per node for each number of threads that was tried, and for
-others what one thread needs, shared, plus what handing over work costs. Results do not depend on it: rows may
-lie elsewhere in memory, but each node has the same row and status.
+Only walks in native code that releases the GIL gain. How many threads a step gets follows from what was measured
+on this machine with this backend in steps of about its size: seconds per node for each number of threads that
+was tried, and for others what one thread needs, shared, plus what handing over work costs. Results do not depend
+on it: rows may lie elsewhere in memory, but each node has the same row and status.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 _NUM_PROBES = 16
 _MEMORY = 0.8
 """How much of the old estimate a new step leaves."""
+_FADING = 0.995
+"""What a step leaves of the estimates that it did not try, so that an unlucky one is tried again some time."""
 
 
 class FillWorkers:
@@ -30,17 +32,18 @@ class FillWorkers:
         self.max_threads = max_threads or _num_cores()
         self._pool = ThreadPoolExecutor(max(1, self.max_threads - 1), "specgrammar-fill")
         self._handover_s = self._measure_handover()
-        self._node_s: dict[int, float] = {}  # wall seconds per node, by number of threads
+        self._node_s: dict[tuple[int, int], float] = {}  # wall seconds per node, by size class and threads
 
     def num_threads(self, num_nodes: int) -> int:
-        """The number that makes a step of `num_nodes` shortest; 1 before anything was measured."""
-        alone = self._node_s.get(1)
+        """The number that makes a step of `num_nodes` shortest; 1 before one of its size was measured."""
+        size = num_nodes.bit_length()
+        alone = self._node_s.get((size, 1))
         if alone is None:
             return 1
 
         def seconds(threads: int) -> float:
             shared = alone / threads * num_nodes + self._handover_s * (threads - 1)
-            return max(shared, self._node_s.get(threads, 0.0) * num_nodes)
+            return max(shared, self._node_s.get((size, threads), 0.0) * num_nodes)
 
         return min(range(1, self.max_threads + 1), key=seconds)
 
@@ -58,8 +61,12 @@ class FillWorkers:
         if errors:
             raise errors[0]
         spent = (time.perf_counter() - begin) / max(1, num_nodes)
-        known = self._node_s.get(len(jobs), spent)
-        self._node_s[len(jobs)] = _MEMORY * known + (1 - _MEMORY) * spent
+        tried = num_nodes.bit_length(), len(jobs)
+        known = self._node_s.get(tried, spent)
+        for other in self._node_s:
+            if other[0] == tried[0]:
+                self._node_s[other] *= _FADING
+        self._node_s[tried] = _MEMORY * known + (1 - _MEMORY) * spent
 
     def _measure_handover(self) -> float:
         """Median seconds from submitting nothing to having it done."""
