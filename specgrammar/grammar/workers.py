@@ -1,9 +1,9 @@
 """Threads that walk requests' trees side by side, as many as measurement says pay.
 
-Only walks in native code that releases the GIL gain. How many threads a step gets follows from what was measured
-on this machine with this backend in steps of about its size: seconds per node for each number of threads that
-was tried, and for others what one thread needs, shared, plus what handing over work costs. Results do not depend
-on it: rows may lie elsewhere in memory, but each node has the same row and status.
+Only walks in native code that releases the GIL gain. How many threads a step gets follows from what was
+measured on this machine with this backend in steps of about its size: seconds per node for each number of
+threads that was tried, and for others what one thread needs, shared, plus what handing over work costs. Results
+do not depend on it: rows may lie elsewhere in memory, but each node has the same row and status.
 """
 
 from __future__ import annotations
