@@ -35,7 +35,6 @@ def build_grammar_mask(
         device: where the mask is applied.
         vocabulary: the target's.
         barrier: called first: moves the grammar over what earlier steps committed (`Ledger.advance_pending`).
-
         workers: threads to share the requests among, where measurement says that it pays.
 
     Raises:

@@ -49,8 +49,3 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the argmax is taken."""
         return self.temperature == 0.0
-
-    @property
-    def truncates(self) -> bool:
-        """Whether top-k, top-p or min-p cut the distribution."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
