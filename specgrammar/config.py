@@ -18,7 +18,12 @@ from typing import Any
 from specgrammar.checks import check_int, check_number, check_text, refused
 from specgrammar.errors import ConfigError
 from specgrammar.grammar.compile import MAX_TIMEOUT_S
-from specgrammar.spec.sampling import AcceptMethod, check_accept_method
+from specgrammar.spec.sampling import (
+    AcceptMethod,
+    MaskPolicyChoice,
+    check_accept_method,
+    check_mask_policy,
+)
 
 MAX_BATCH_SIZE = 65_536
 """Most requests in one step: what a step costs on the host grows with it long before this."""
@@ -35,6 +40,8 @@ class Config:
         algorithm_options: its options.
         acceptance: `target_only` (exact, and the same tokens whatever the algorithm) or `rejection` (exact
             in law; for algorithms whose drafts are sampled from a stated distribution).
+        mask_policy: `eager` masks every row under the forward, `lazy` samples first and masks where the grammar
+            forbids what the target chose, `auto` measures which costs less here. The tokens are the same.
         max_batch_size: most requests in one step, in [1, 65,536].
         compile_timeout_s: seconds that one grammar may take to compile, above 0 and at most a day.
     """
@@ -44,6 +51,7 @@ class Config:
     algorithm: str = "none"
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
     acceptance: AcceptMethod = "target_only"
+    mask_policy: MaskPolicyChoice = "auto"
     max_batch_size: int = 8
     compile_timeout_s: float = 30.0
 
@@ -55,6 +63,7 @@ class Config:
             if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
                 raise refused(f"config: {name}", options, "a table of options by name")
         check_accept_method("config: acceptance", self.acceptance)
+        check_mask_policy("config: mask_policy", self.mask_policy)
         check_int("config: max_batch_size", self.max_batch_size, 1, MAX_BATCH_SIZE)
         check_number("config: compile_timeout_s", self.compile_timeout_s, 0, MAX_TIMEOUT_S, above=True)
 

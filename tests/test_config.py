@@ -22,6 +22,7 @@ def test_from_toml_reads_every_field() -> None:
     backend = "llguidance"
     algorithm = "ngram"
     acceptance = "target_only"
+    mask_policy = "lazy"
     max_batch_size = 4
     compile_timeout_s = 2.5
     [backend_options]
@@ -30,7 +31,9 @@ def test_from_toml_reads_every_field() -> None:
     num_draft_tokens = 3
     """
     config = Config.from_toml(text)
-    assert config == Config("llguidance", {"a": 1}, "ngram", {"num_draft_tokens": 3}, "target_only", 4, 2.5)
+    assert config == Config(
+        "llguidance", {"a": 1}, "ngram", {"num_draft_tokens": 3}, "target_only", "lazy", 4, 2.5
+    )
 
 
 def test_swapping_the_backend_is_one_field() -> None:

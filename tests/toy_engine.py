@@ -49,6 +49,7 @@ class ToyTarget:
     num_forwards: int = 0
     max_length: int | None = None
     max_batch_size: int | None = None
+    supports_resample: bool = True
     _tree: DraftTree | None = None
 
     def add(self, request_id: str, tokens: Sequence[int]) -> None:

@@ -11,8 +11,8 @@ from specgrammar.cli.table import table
 from specgrammar.config import Config
 
 if TYPE_CHECKING:
+    from specgrammar.runtime.engine import Engine
     from specgrammar.runtime.request import RequestOutput
-    from specgrammar.runtime.trace import Trace
 
 
 def print_output(output: RequestOutput, style: str) -> None:
@@ -59,13 +59,19 @@ def as_json(output: RequestOutput) -> dict[str, Any]:
     return line
 
 
-def summary(outputs: Sequence[RequestOutput], trace: Trace, config: Config, seconds: float) -> dict[str, Any]:
-    """The statistics of a run. `mean_accept_length` is tokens per verify step and request."""
+def summary(outputs: Sequence[RequestOutput], engine: Engine, config: Config, seconds: float) -> dict[str, Any]:
+    """The statistics of a run. `mean_accept_length` is tokens per verify step and request.
+
+    Steps that were masked lazily know of the grammar's rejections on the target's path alone, so that
+    `num_rejected_by_grammar` counts the other steps'.
+    """
+    trace = engine.trace
     num_tokens = sum(len(output.token_ids) for output in outputs)
     num_verified = sum(output.num_verify_steps for output in outputs)
     return {
         "backend": config.backend,
         "algorithm": config.algorithm,
+        "mask_policy": engine.masking,
         "num_requests": len(outputs),
         "num_errors": sum(output.finish_reason == "error" for output in outputs),
         "num_tokens": num_tokens,
@@ -76,6 +82,7 @@ def summary(outputs: Sequence[RequestOutput], trace: Trace, config: Config, seco
         "num_accepted": trace.num_accepted,
         "num_rejected_by_grammar": trace.num_rejected_by_grammar,
         "num_rejected_by_target": trace.num_rejected_by_target,
+        "num_mask_rows": trace.num_mask_rows,
         "num_stale_drafts": trace.num_stale_drafts,
         "seconds": round(seconds, 4),
         "tokens_per_second": round(num_tokens / seconds, 2) if seconds else 0.0,
@@ -84,10 +91,10 @@ def summary(outputs: Sequence[RequestOutput], trace: Trace, config: Config, seco
 
 
 def print_summary(
-    outputs: Sequence[RequestOutput], trace: Trace, config: Config, seconds: float, style: str
+    outputs: Sequence[RequestOutput], engine: Engine, config: Config, seconds: float, style: str
 ) -> None:
     """The summary line (standard output, JSON style) and the table (standard error, unless all failed)."""
-    values = summary(outputs, trace, config, seconds)
+    values = summary(outputs, engine, config, seconds)
     if style == "json":
         print(json.dumps({"summary": values}), flush=True)
     if values["num_errors"] == values["num_requests"]:
@@ -95,6 +102,7 @@ def print_summary(
     stages = values.pop("seconds_by_stage")
     rows: list[tuple[str, object]] = [(name.replace("_", " "), value) for name, value in values.items()]
     rows += [
-        (f"  {stage}, ms per forward", 1e3 * spent / max(1, trace.num_steps)) for stage, spent in stages.items()
+        (f"  {stage}, ms per forward", 1e3 * spent / max(1, engine.trace.num_steps))
+        for stage, spent in stages.items()
     ]
     print(table(("statistic", "value"), rows), file=sys.stderr)

@@ -62,11 +62,16 @@ class Cursor:
 
     def restore(self) -> None:
         """Undo every step since the last `settle`, in one rollback of the matcher."""
-        if not self._trail:
+        self.undo(len(self._trail))
+
+    def undo(self, num_steps: int) -> None:
+        """Undo the last steps that are not settled, in one rollback of the matcher."""
+        if not num_steps:
             return
-        num_accepted = self._trail.count(self._open_state)
-        self._gate_state = self._trail[0]
-        self._trail.clear()
+        undone = self._trail[-num_steps:]
+        del self._trail[-num_steps:]
+        self._gate_state = undone[0]
+        num_accepted = undone.count(self._open_state)
         if num_accepted:
             self.matcher.rollback(num_accepted)
 

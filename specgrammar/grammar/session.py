@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
+from operator import eq
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +23,7 @@ from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.native_walk import fits_native_walk, walk_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.stops import FinishReason, StopRules
-from specgrammar.grammar.walk import Ends, Walk, nowhere, walk_engaged, walk_free
+from specgrammar.grammar.walk import ENDED, LIVE, Ends, Walk, nothing_legal, nowhere, walk_engaged, walk_free
 from specgrammar.protocols.abilities import SupportsBatchFill, WalkCalls
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 from specgrammar.trees.tree import HostTree
@@ -74,6 +76,7 @@ class GrammarSession:
         self.cursor = None if matcher is None else Cursor(matcher, gate, vocabulary)
         self._ends = Ends.of(vocabulary)
         self._num_advanced = 0
+        self._ahead: list[int] = []
 
     @property
     def engaged(self) -> bool:
@@ -149,6 +152,39 @@ class GrammarSession:
         walk_natively(cursor.tree_filler, nodes, rows, self._ends)
         return True
 
+    # Following the target (lazy masking): the grammar moves with each choice, before that is committed.
+
+    def try_ahead(self, token: int) -> bool:
+        """Move the grammar over a token that the target chose; False, and no move, where it is illegal.
+
+        `advance` finds the move made, does not make it again, and takes back what was not kept. A backend
+        that raises ends the request with its reason; the answer is then False.
+        """
+        if self.cursor is None:
+            return 0 <= token < self.vocabulary.vocab_size
+        with self._failing_alone():
+            if self.cursor.step(token):
+                self._ahead.append(token)
+                return True
+        return False
+
+    def fill_ahead(self, rows: MaskRows, node: int) -> None:
+        """Fill a row for a node (flat index) that the grammar stands behind, and give the node its status.
+
+        Nothing is filled where no grammar restricts what comes next. Failures end the request, as in `fill`.
+        """
+        if self.cursor is None or not self.cursor.engaged:
+            return
+        with self._failing_alone():
+            row = rows.take(node)
+            self.cursor.walk_calls(rows.bitmask).fill(row)
+            if not rows.is_empty(row):
+                rows.statuses[node] = LIVE
+            elif not self._ahead:
+                raise nothing_legal()
+            else:
+                rows.statuses[node] = ENDED
+
     # Moving.
 
     def keep(self, tokens: Sequence[int]) -> int:
@@ -177,13 +213,16 @@ class GrammarSession:
         """
         tokens = self.output[self._num_advanced :]
         self._num_advanced = len(self.output)
-        if self.cursor is None or not tokens or self.error is not None:
+        ahead, self._ahead = self._ahead, []
+        if self.cursor is None or not (tokens or ahead) or self.error is not None:
             return
         with self._failing_alone():
-            num_accepted = self.cursor.step_all(tokens)
+            num_there = sum(takewhile(bool, map(eq, tokens, ahead)))
+            self.cursor.undo(len(ahead) - num_there)
+            num_there += self.cursor.step_all(tokens[num_there:])
             self.cursor.settle()
-            if num_accepted < len(tokens):
-                raise _refused(tokens[num_accepted], self._num_advanced - len(tokens) + num_accepted)
+            if num_there < len(tokens):
+                raise refused(tokens[num_there], self._num_advanced - len(tokens) + num_there)
 
     def commit(self, tokens: Sequence[int]) -> int:
         """`keep` and `advance`: history and grammar move together; returns how many tokens were kept.
@@ -230,7 +269,8 @@ def _out_of_range(token: int, vocabulary: Vocabulary, position: int) -> InvalidT
     )
 
 
-def _refused(token: int, position: int) -> InvalidTokenError:
+def refused(token: int, position: int) -> InvalidTokenError:
+    """The error for a token of the target's that the grammar does not take: it went past its mask."""
     return InvalidTokenError(
         f"the grammar refuses token id {token} at output position {position}, which the target chose; "
         "its logits were not masked with this state's row"

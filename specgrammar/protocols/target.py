@@ -49,7 +49,11 @@ class PendingLogits(Protocol):
 
 
 class TargetModel(Protocol):
-    """A causal language model with a cache per request (KV, or recurrent state)."""
+    """A causal language model with a cache per request (KV, or recurrent state).
+
+    A target may also have `supports_resample: bool`: whether the logits that `wait` returns may be drawn from
+    more than once before `commit`, which lazy masking does. Where the member is absent the answer is False.
+    """
 
     @property
     def max_batch_size(self) -> int | None:

@@ -32,6 +32,8 @@ from specgrammar.protocols.target import TargetModel
 from specgrammar.registry import ALGORITHMS, BACKENDS, create
 from specgrammar.runtime.admission import Admission
 from specgrammar.runtime.ledger import Entry, Ledger
+from specgrammar.runtime.masking import MaskParts
+from specgrammar.runtime.policy import Agree, describe, mask_policy
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.runtime.step import StepParts, decode_step
 from specgrammar.runtime.trace import Trace
@@ -56,8 +58,17 @@ class Engine:
         backend: GrammarBackend,
         algorithm: SpecAlgorithm,
         config: Config,
+        *,
+        agree: Agree = lambda choice: choice,
     ) -> None:
         """Put the parts together; use `build` to create them by name.
+
+        Args:
+            adapter: the model's.
+            backend: compiles grammars.
+            algorithm: drafts.
+            config: the rest.
+            agree: where several replicas decode the same batch, makes one of their `auto` choices everybody's.
 
         Raises ConfigError for parts that cannot work together.
         """
@@ -76,16 +87,23 @@ class Engine:
         context = ProducerContext(
             adapter.vocabulary, config.max_batch_size, adapter.load_drafter, adapter.target
         )
-        self._parts = StepParts(
-            producer=_checked(algorithm.make_producer(context), config.algorithm),
-            staging=staging_for(algorithm.topology.kind, adapter.device),
-            target=adapter.target,
-            ledger=Ledger(),
+        ledger = Ledger()
+        mask_parts = MaskParts(
+            ledger=ledger,
             allocator=BitmaskRing(adapter.device, adapter.vocabulary.num_words),
             device=adapter.device,
             vocabulary=adapter.vocabulary,
             workers=FillWorkers() if backend.facts.thread_safe else None,
             method=config.acceptance,
+            trace=self.trace,
+        )
+        self._parts = StepParts(
+            producer=_checked(algorithm.make_producer(context), config.algorithm),
+            staging=staging_for(algorithm.topology.kind, adapter.device),
+            target=adapter.target,
+            ledger=ledger,
+            masking=mask_policy(config.mask_policy, mask_parts, adapter.target, agree),
+            vocabulary=adapter.vocabulary,
             trace=self.trace,
         )
 
@@ -117,6 +135,11 @@ class Engine:
         for request in [request for request in self._waiting if request.request_id == request_id]:
             self._waiting.remove(request)
             self._never_ran.append(RequestOutput(request_id, "", (), "abort"))
+
+    @property
+    def masking(self) -> str:
+        """Which mask policy is used and why, in one line."""
+        return describe(self._parts.masking)
 
     @property
     def has_work(self) -> bool:

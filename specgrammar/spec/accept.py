@@ -87,7 +87,7 @@ def accept(
     _check_shapes(tree, logits, status, requests, sampled)
     if sampled is not None:
         _check_siblings(tree, sampled, requests)
-    return Walk(tree, logits, status, requests, sampled).run(want_logprobs)
+    return Walk(tree, logits, status, requests, sampled).run().paths(want_logprobs)
 
 
 def _check_shapes(

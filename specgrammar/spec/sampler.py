@@ -87,7 +87,7 @@ def truncate_probs(logits: torch.Tensor, params: Sequence[SamplingParams] | Samp
     drawn = np.flatnonzero(~table.greedy)
     if drawn.size:
         part = truncate_logits(_rows(rows, drawn), table.take(drawn)).softmax(dim=-1)
-        probs.index_copy_(0, _on(drawn, rows), part)
+        probs.index_copy_(0, _on(drawn, rows), part.float())
     return torch.where(best_logit.isfinite()[:, None], probs, 0.0)
 
 
@@ -119,7 +119,9 @@ def sample_tokens(
         part = table.take(drawn)
         kept = truncate_logits(_rows(logits, drawn).float(), part)
         keys = noise_keys(part.seed, positions[drawn], stream, lane)
-        tokens.index_copy_(0, _on(drawn, logits), gumbel_argmax(kept, keys))
+        index = _on(drawn, logits)
+        offers = tokens.index_select(0, index) >= 0
+        tokens.index_copy_(0, index, torch.where(offers, gumbel_argmax(kept, keys), -1))
     return tokens
 
 
@@ -157,21 +159,22 @@ def truncate_logits(rows: torch.Tensor, table: SamplingTable) -> torch.Tensor:
         table: their parameters; no row is greedy.
 
     Returns:
-        A new float32 `[rows, columns]`: scaled logits with maximum 0, -inf where a token is cut or illegal. A
-        row from which nothing may be drawn has only -inf and NaN.
+        A new float64 `[rows, columns]`: scaled logits, -inf where a token is cut or illegal. A row from which
+        nothing may be drawn holds +inf or NaN, or only -inf.
     """
     # Before the temperature, which keeps the order but may round two logits to one.
     rows = _keep_top_k(rows, table.top_k)
-    # The maximum is subtracted first, so that a tiny temperature cannot overflow: its limit is the argmax.
+    # A token's value here depends on no other token, so that masking a row changes nothing of those that stay
+    # (lazy masking rests on it). In float64 the tiniest temperature of a float32 cannot overflow.
     float32 = np.finfo(np.float32)
-    temperature = table.temperature.clip(float32.tiny, float32.max).astype(np.float32)
-    rows = (rows - rows.amax(dim=-1, keepdim=True)) / _column(temperature, rows)
+    temperature = table.temperature.clip(float32.tiny, float32.max)
+    rows = rows.double() / _column(temperature, rows)
     rows = _keep_top_p(rows, table.top_p)
     if (table.min_p > 0).any():
-        # The maximum is 0 and survives every cut, so that no normalisation is needed.
+        # The most probable token survives every cut, so that no normalisation is needed.
         with np.errstate(divide="ignore"):
-            floor = np.log(table.min_p).astype(np.float32)
-        rows = rows.masked_fill(rows < _column(floor, rows), -torch.inf)
+            floor = np.log(table.min_p)
+        rows = rows.masked_fill(rows < rows.amax(dim=-1, keepdim=True) + _column(floor, rows), -torch.inf)
     return rows
 
 
@@ -221,7 +224,7 @@ def _top_p_border(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest kept logit `[rows, 1]`, and whether the candidates' mass sufficed to find it `[rows]`."""
     largest, token = rows.topk(num_candidates, dim=-1)
-    mass = rows.softmax(dim=-1).gather(1, token).double().cumsum(dim=-1)
+    mass = rows.softmax(dim=-1).gather(1, token).cumsum(dim=-1)
     num_below = (mass < top_p).sum(dim=-1, keepdim=True)
     border = largest.gather(1, num_below.clamp(max=num_candidates - 1))
     return border, num_below[:, 0] < num_candidates

@@ -10,10 +10,18 @@ from specgrammar.checks import check_choice, check_int, check_number
 AcceptMethod = Literal["target_only", "rejection"]
 """`target_only` draws from the target alone; `rejection` uses the distributions that drafts were drawn from."""
 
+MaskPolicyChoice = Literal["eager", "lazy", "auto"]
+"""`eager` masks all live rows, `lazy` those where the target chose what is illegal, `auto` measures both."""
+
 
 def check_accept_method(what: str, method: object) -> None:
     """Refuse what is no `AcceptMethod`; raises ConfigError, in which `what` is the name of the value."""
     check_choice(what, method, get_args(AcceptMethod))
+
+
+def check_mask_policy(what: str, policy: object) -> None:
+    """Refuse what is no `MaskPolicyChoice`; raises ConfigError, in which `what` is the name of the value."""
+    check_choice(what, policy, get_args(MaskPolicyChoice))
 
 
 @dataclass(frozen=True)
@@ -49,3 +57,8 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the argmax is taken."""
         return self.temperature == 0.0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are cut for what the others are, so that the mask has to come before."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)

@@ -7,7 +7,7 @@ through torch, links through NumPy. Nodes are flat numbers here; -1 stands for n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from specgrammar.trees.ragged import flat_links, node_starts
 from specgrammar.trees.tree import HostTree, SampledProposals
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """What one level decided: for each request walking, at its node, the token that follows; int64."""
 
     request: NDArray[np.int64]
@@ -58,31 +58,48 @@ class Walk:
         self.first_child = flat_links(tree.retrieve_next_token, starts)
         self.next_sibling = flat_links(tree.retrieve_next_sibling, starts)
         self.may_be_accepted = np.isin(status, (NodeStatus.LIVE, NodeStatus.FREE, NodeStatus.ENDED))
-        # A greedy batch needs the device once; its whole walk is then on the host.
-        self.argmax = greedy_tokens(logits).cpu().numpy() if self.table.greedy.all() else None
+        self.bonus = np.full(tree.bs, -1, dtype=np.int64)
+        self.path = [np.zeros(tree.bs, dtype=np.int64)]
+        self.levels: list[Level] = []
+        self.drawn = self.draw_at_once(tree)
 
-    def run(self, want_logprobs: bool) -> AcceptedPaths:
+    def run(self) -> Self:
         """Walk until every path has ended."""
         node = self.roots.copy()
-        bonus = np.full(len(node), -1, dtype=np.int64)
-        path = [np.zeros(len(node), dtype=np.int64)]
-        levels: list[_Level] = []
         walking = np.flatnonzero(np.isin(self.status[node], (NodeStatus.LIVE, NodeStatus.FREE)))
         while walking.size:
-            depth = len(path) - 1
+            depth = len(self.levels)
             token, child = self.decide(walking, node[walking], self.num_tokens[walking] + depth)
-            levels.append(_Level(walking, node[walking], token))
+            self.levels.append(Level(walking, node[walking], token))
             goes_on = child >= 0
-            bonus[walking[~goes_on]] = token[~goes_on]
+            self.bonus[walking[~goes_on]] = token[~goes_on]
             walking, child = walking[goes_on], child[goes_on]
             if walking.size:
                 node[walking] = child
-                path.append(np.full(len(node), -1, dtype=np.int64))
-                path[-1][walking] = child - self.roots[walking]
+                self.path.append(np.full(len(node), -1, dtype=np.int64))
+                self.path[-1][walking] = child - self.roots[walking]
             walking = walking[self.status[child] != NodeStatus.ENDED]
-        accept_index = np.stack(path, axis=1)
-        logprobs = self.logprobs(levels, accept_index.shape) if want_logprobs else None
-        return AcceptedPaths(accept_index, (accept_index[:, 1:] >= 0).sum(axis=1), bonus, logprobs)
+        return self
+
+    def paths(self, want_logprobs: bool) -> AcceptedPaths:
+        """What the walk found."""
+        accept_index = np.stack(self.path, axis=1)
+        logprobs = self.logprobs(accept_index.shape) if want_logprobs else None
+        return AcceptedPaths(accept_index, (accept_index[:, 1:] >= 0).sum(axis=1), self.bonus, logprobs)
+
+    def draw_at_once(self, tree: HostTree) -> NDArray[np.int64] | None:
+        """Every node's token, where that saves waiting for the device at each level; None where it does not.
+
+        A greedy batch needs the device once, and so does any that is not on the CPU; its whole walk is then on
+        the host. On the CPU a draw costs more than a level does.
+        """
+        if self.table.greedy.all():
+            return to_host(greedy_tokens(self.logits))
+        if self.logits.device.type == "cpu" or self.sampled is not None:
+            return None
+        request = np.repeat(np.arange(tree.bs), np.diff(tree.cu_nodes))
+        positions = self.num_tokens[request] + tree.depths()
+        return to_host(sample_tokens(self.logits, self.table.take(request), positions))
 
     def decide(
         self, walking: NDArray[np.int64], here: NDArray[np.int64], positions: NDArray[np.int64]
@@ -107,9 +124,9 @@ class Walk:
         self, walking: NDArray[np.int64], here: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """The target's own tokens behind `here`, -1 where the row offers none."""
-        if self.argmax is not None:
-            return self.argmax[here]
-        return _to_host(sample_tokens(_rows(self.logits, here), self.table.take(walking), positions))
+        if self.drawn is not None:
+            return self.drawn[here]
+        return to_host(sample_tokens(rows_of(self.logits, here), self.table.take(walking), positions))
 
     def find_child(self, here: NDArray[np.int64], token: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first child of each node that may be accepted and carries the token, -1 for none."""
@@ -139,18 +156,19 @@ class Walk:
             q_row=sampled.row_of_node[nodes],
             may_be_accepted=self.may_be_accepted[nodes],
         )
-        probs = truncate_probs(_rows(self.logits, here), table)
+        probs = truncate_probs(rows_of(self.logits, here), table)
         choice, residual = choose_candidates(probs, sampled.q, candidates, table.seed, positions)
-        chosen = _to_host(choice)
+        chosen = to_host(choice)
         child = np.where(chosen >= 0, nodes[np.arange(len(nodes)), chosen], -1)
         token = self.token_of_node[child]
         if (rejected := np.flatnonzero(chosen < 0)).size:
             keys = noise_keys(table.seed[rejected], positions[rejected], Stream.RESIDUAL)
-            token[rejected] = _to_host(gumbel_argmax(_rows(residual, rejected).log(), keys))
+            token[rejected] = to_host(gumbel_argmax(rows_of(residual, rejected).log(), keys))
         return token, child
 
-    def logprobs(self, levels: list[_Level], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    def logprobs(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """`AcceptedPaths.logprobs` of what each level committed."""
+        levels = self.levels
         result = np.full(shape, np.nan, dtype=np.float32)
         if levels:
             depth = np.repeat(np.arange(len(levels)), [len(level.token) for level in levels])
@@ -159,13 +177,15 @@ class Walk:
             token = np.concatenate([level.token for level in levels])
             drawn = token >= 0
             values = token_logprobs(self.logits, node[drawn], token[drawn])
-            result[request[drawn], depth[drawn]] = _to_host(values)
+            result[request[drawn], depth[drawn]] = to_host(values)
         return result
 
 
-def _rows(matrix: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
+def rows_of(matrix: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
+    """A copy of some rows."""
     return matrix.index_select(0, torch.from_numpy(rows).to(matrix.device))
 
 
-def _to_host(tensor: torch.Tensor) -> NDArray[Any]:
+def to_host(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor's values; waits for the device."""
     return tensor.cpu().numpy()

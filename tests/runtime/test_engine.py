@@ -414,9 +414,12 @@ def test_a_producer_that_needs_the_grammar_finds_it_behind_the_history() -> None
     assert [token for tokens in reader.seen for token in tokens] == list(output.token_ids)
 
 
-def test_invariant_4_an_end_that_the_grammar_does_not_share_is_an_error() -> None:
-    """The mask is lost in the last step: the stop token comes out although the grammar cannot end there."""
-    engine, target = toy_engine()
+@pytest.mark.parametrize(("policy", "tokens"), [("eager", (STOP,)), ("lazy", ())])
+def test_invariant_4_an_end_that_the_grammar_does_not_share_is_an_error(
+    policy: str, tokens: tuple[int, ...]
+) -> None:
+    """The mask is lost: the stop token comes out although the grammar cannot end there."""
+    engine, target = toy_engine(mask_policy=policy)
     verify = target.verify
 
     def unmasked(batch: DecodeBatch, tree: DraftTree) -> Any:
@@ -426,11 +429,10 @@ def test_invariant_4_an_end_that_the_grammar_does_not_share_is_an_error() -> Non
         return ready
 
     target.verify = unmasked  # type: ignore[method-assign]  # the planted fault
-    engine._parts.allocator.acquire(1).rows[:] = -1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specgrammar.grammar.mask._apply_on_cpu", lambda *_: None)
         (output,) = engine.generate([Request("a", (0,), GRAMMARS[0], max_new_tokens=5)])
-    assert (output.finish_reason, output.token_ids) == ("error", (STOP,))
+    assert (output.finish_reason, output.token_ids) == ("error", tokens)
     assert f"the grammar refuses token id {STOP}" in str(output.error)
 
 

@@ -1,0 +1,221 @@
+"""Lazy masking commits what eager masking commits, and asks the grammar about little else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specgrammar.config import Config
+from specgrammar.errors import ConfigError
+from specgrammar.protocols.grammar import GrammarSpec
+from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.runtime.engine import Engine
+from specgrammar.runtime.policy import AutoMasking
+from specgrammar.runtime.request import Request, RequestOutput
+from specgrammar.spec.sampling import SamplingParams
+from specgrammar.testing.manual_device import ManualDevice
+from specgrammar.trees.tree import DraftTree
+from tests.toy_engine import Ready, ToyAdapter, ToyTarget, toy_engine
+from tests.toys import BACKEND_NAMES, GRAMMARS, STOP, TEXTS, legal_ids, matcher
+
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=2.5),
+    SamplingParams(temperature=1.0, top_k=2),
+    SamplingParams(temperature=1.3, top_p=0.7),
+    SamplingParams(temperature=1.0, min_p=0.2),
+)
+ENDLESS = GrammarSpec.regex("([abc12]|: |, )*")
+DEAD_END = GrammarSpec.regex("a(b|c)z")  # no token spells the z
+
+
+@st.composite
+def request_lists(draw: st.DrawFn) -> list[Request]:
+    """One to five requests of every kind that a batch may hold."""
+    made = []
+    for number in range(draw(st.integers(1, 5))):
+        grammar = draw(st.sampled_from([*GRAMMARS, ENDLESS, DEAD_END, None]))
+        made.append(
+            Request(
+                str(number),
+                tuple(draw(st.lists(st.integers(0, len(TEXTS) - 1), min_size=1, max_size=12))),
+                grammar,
+                replace(draw(st.sampled_from(SAMPLINGS)), seed=draw(st.integers(0, 2**20))),
+                draw(st.integers(1, 24)),
+                draw(st.sampled_from([(), ("bc",), ("12",)])),
+                grammar_start=(0, 1) if grammar is not None and draw(st.integers(0, 3)) == 0 else (),
+                logprobs=draw(st.booleans()),
+            )
+        )
+    return made
+
+
+def outputs_of(engine: Engine, requests: list[Request]) -> dict[str, RequestOutput]:
+    """All outputs by id."""
+    return {output.request_id: output for output in engine.generate(requests)}
+
+
+def assert_same(ours: dict[str, RequestOutput], eager: dict[str, RequestOutput]) -> None:
+    """The same ids, ends and log-probabilities; how many steps they took may differ."""
+    assert ours.keys() == eager.keys()
+    for request_id, theirs in eager.items():
+        mine = ours[request_id]
+        assert (mine.token_ids, mine.text, mine.finish_reason) == (
+            theirs.token_ids,
+            theirs.text,
+            theirs.finish_reason,
+        )
+        assert mine.error == theirs.error
+        assert (mine.logprobs is None) == (theirs.logprobs is None)
+        if mine.logprobs is not None and theirs.logprobs is not None:
+            np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+@pytest.mark.parametrize("algorithm", ["none", "ngram"])
+@given(requests=request_lists(), policy=st.sampled_from(["lazy", "auto"]))
+@settings(max_examples=60, deadline=None)
+def test_the_tokens_of_eager_masking(
+    backend: str, algorithm: str, requests: list[Request], policy: str
+) -> None:
+    """Greedy, drawn and truncated requests in one batch, with gates, stop strings, dead ends and logprobs."""
+    config: dict[str, Any] = {"backend": backend, "algorithm": algorithm, "max_batch_size": 3}
+    eager, _ = toy_engine(mask_policy="eager", **config)
+    other, _ = toy_engine(mask_policy=policy, **config)
+    assert_same(outputs_of(other, requests), outputs_of(eager, requests))
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_the_matcher_stands_behind_what_was_committed(backend: str) -> None:
+    """Also where a limit or a stop string cuts what the walk had accepted."""
+    engine, _ = toy_engine(mask_policy="lazy", backend=backend, algorithm="ngram")
+    for number in range(24):
+        sampling = SamplingParams(temperature=1.0, seed=number)
+        stops = ("12",) if number % 2 else ()
+        engine.add(Request(str(number), (0, 1, 2, 0, 1), ENDLESS, sampling, 3 + number % 5, stops))
+    seen = 0
+    entries = engine._parts.ledger.entries
+    while engine.has_work:
+        sessions = [entry.session for entry in entries.values()]
+        engine.step()
+        engine._parts.ledger.advance_pending()
+        for session in sessions:
+            if session.error is None and session.output and session.output[-1] != STOP:
+                fresh = matcher(backend, ENDLESS)
+                assert fresh.accept_prefix(session.output) == len(session.output)
+                assert session.cursor is not None
+                assert legal_ids(session.cursor.matcher) == legal_ids(fresh)
+                seen += 1
+    assert seen > 30
+
+
+def test_only_refused_choices_have_rows() -> None:
+    """A target that knows the format costs no row at all, an ignorant one at most one per request and step."""
+
+    class Knowing(ToyTarget):
+        """Prefers what `(ab)+c` allows."""
+
+        def verify(self, batch: DecodeBatch, tree: DraftTree) -> Ready:
+            logits = super().verify(batch, tree).logits
+            assert tree.host is not None
+            for node, token in enumerate(tree.host.draft_tokens.tolist()):
+                logits[node, TEXTS.index(b"b") if TEXTS[token] == b"a" else TEXTS.index(b"a")] = 100.0
+            return Ready(logits)
+
+    config = Config(mask_policy="lazy", algorithm="ngram")
+    knowing = Engine.build(config, ToyAdapter(Knowing()))
+    request = Request("1", (2,), GrammarSpec.regex("(ab)*"), max_new_tokens=40)
+    (output,) = knowing.generate([request])
+    assert output.text == "ab" * 20
+    assert knowing.trace.num_mask_rows == 0
+    assert output.num_verify_steps < 40  # drafts were accepted
+
+    ignorant, _ = toy_engine(mask_policy="lazy", algorithm="ngram")
+    (output,) = ignorant.generate([replace(request, grammar=GrammarSpec.regex("(ab){20}"))])
+    assert 0 < ignorant.trace.num_mask_rows <= output.num_verify_steps
+
+
+def test_a_bad_logit_behind_the_mask_is_no_harm() -> None:
+    """NaN and +inf at illegal tokens: eager masking never sees them, so lazy masking may not either."""
+
+    class Broken(ToyTarget):
+        def verify(self, batch: DecodeBatch, tree: DraftTree) -> Ready:
+            logits = super().verify(batch, tree).logits
+            logits[:, TEXTS.index(b"{")] = torch.nan
+            logits[:, TEXTS.index(b"}")] = torch.inf
+            return Ready(logits)
+
+    requests = [
+        Request(str(n), (0, 1), GRAMMARS[n % 4], SamplingParams(temperature=n % 3, seed=n), 16)
+        for n in range(12)
+    ]
+    found = [
+        outputs_of(Engine.build(Config(mask_policy=policy), ToyAdapter(Broken())), requests)
+        for policy in ("eager", "lazy")
+    ]
+    assert_same(found[1], found[0])
+    assert all(output.error is None for output in found[0].values())
+
+
+def test_rows_reach_a_device_that_lags_behind() -> None:
+    """On a stream whose work runs only when somebody waits, the second draw still sees the masked row."""
+    requests = [
+        Request(str(n), (0, 1), GRAMMARS[n % 4], SamplingParams(temperature=n % 2, seed=n), 16)
+        for n in range(8)
+    ]
+    eager, _ = toy_engine(mask_policy="eager")
+    lagging = Engine.build(Config(mask_policy="lazy"), ToyAdapter(device=ManualDevice()))
+    assert_same(outputs_of(lagging, requests), outputs_of(eager, requests))
+
+
+def test_auto_decides_once_and_as_all_replicas_do() -> None:
+    """Two replicas, one of which is told the other's choices: the same policy from then on, for each size."""
+    asked: list[str] = []
+
+    def remember(choice: str) -> Any:
+        asked.append(choice)
+        return choice
+
+    def obey(_: str) -> Any:
+        return asked[0]
+
+    requests = [Request(str(n), (0, 1, 0, 1), ENDLESS, max_new_tokens=40) for n in range(2)]
+    backend, algorithm = _parts()
+    first = Engine(ToyAdapter(), backend, algorithm, Config(max_batch_size=2), agree=remember)
+    outputs_of(first, requests)
+    second = Engine(ToyAdapter(), backend, algorithm, Config(max_batch_size=2), agree=obey)
+    outputs_of(second, requests)
+    policies = [engine._parts.masking for engine in (first, second)]
+    assert all(isinstance(policy, AutoMasking) for policy in policies)
+    chosen = [
+        {size: trials.chosen for size, trials in policy.trials.items()}
+        for policy in policies
+        if isinstance(policy, AutoMasking)
+    ]
+    assert chosen[0][2] == chosen[1][2] == asked[0]
+    assert len(asked) == sum(choice is not None for choice in chosen[0].values())
+    assert f"{asked[0]} below 4 nodes (eager " in first.masking
+
+
+def _parts() -> tuple[Any, Any]:
+    from specgrammar.registry import ALGORITHMS, create
+    from tests.toys import backend
+
+    return backend("xgrammar"), create(ALGORITHMS, "none")
+
+
+def test_where_lazy_masking_cannot_be() -> None:
+    """It is refused when it is asked for, and `auto` does without."""
+    target = ToyTarget(supports_resample=False)
+    with pytest.raises(ConfigError, match="mask_policy 'lazy': the target does not say supports_resample"):
+        Engine.build(Config(mask_policy="lazy"), ToyAdapter(target))
+    assert Engine.build(Config(mask_policy="auto"), ToyAdapter(target)).masking == "eager"
+    with pytest.raises(ConfigError, match="mask_policy"):
+        Config(mask_policy="sometimes")  # type: ignore[arg-type]
