@@ -77,6 +77,13 @@ def _add_plugins(command: argparse.ArgumentParser) -> None:
         f"rejection the same distribution (default: {Config.acceptance})",
     )
     add(
+        "--mask-policy",
+        choices=("eager", "lazy", "auto"),
+        help="when the grammar is asked: eager masks every row before the draw, lazy draws first and masks "
+        "where the choice is illegal, auto measures; the tokens are the same "
+        f"(default: {Config.mask_policy})",
+    )
+    add(
         "--batch-size",
         metavar="N",
         type=int,
@@ -149,7 +156,8 @@ def _add_model_and_output(command: argparse.ArgumentParser) -> None:
     add(
         "--device",
         default="auto",
-        help="cpu, cuda, cuda:1, or auto: CUDA where there is a device (default: %(default)s)",
+        help="cpu, cpu-stream (the model runs beside the grammar on a thread of its own), cuda, cuda:1, or auto: "
+        "CUDA where there is a device, else cpu (default: %(default)s)",
     )
     add(
         "--dtype",
@@ -172,4 +180,9 @@ def _add_model_and_output(command: argparse.ArgumentParser) -> None:
         choices=("text", "json"),
         default="text",
         help="the texts alone, or a JSON object a prompt and a summary (default: %(default)s)",
+    )
+    add(
+        "--trace",
+        metavar="FILE.json",
+        help="record when host and device did what, for `specgrammar trace` and Perfetto (default: do not)",
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specgrammar.checks import show
 from specgrammar.cli.flags import add_flags
 from specgrammar.cli.prompts import Prompt, prompts_from
+from specgrammar.cli.recording import check_trace_path, recording
 from specgrammar.cli.report import print_output, print_summary
 from specgrammar.config import Config
 from specgrammar.errors import ConfigError
@@ -49,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Refused here, before a model is loaded.
     stops = StopRules(stop_strings=tuple(arguments.stop), max_new_tokens=arguments.max_new_tokens)
     prompts = prompts_from(arguments)
+    check_trace_path(arguments.trace)
     config = dataclasses.replace(config, max_batch_size=min(config.max_batch_size, len(prompts)))
     load_adapter = find(ADAPTERS, "transformers").load()
 
@@ -63,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
     engine = Engine.build(config, adapter)
     requests = [_request(prompt, sampling, stops, arguments, adapter) for prompt in prompts]
     begin = time.perf_counter()
-    outputs = list(_shown(engine.generate(requests), prompts, arguments))
-    print_summary(outputs, engine.trace, config, time.perf_counter() - begin, arguments.output)
+    with recording(arguments.trace, engine, adapter):
+        outputs = list(_shown(engine.generate(requests), prompts, arguments))
+    print_summary(outputs, engine, config, time.perf_counter() - begin, arguments.output)
     return int(any(output.finish_reason == "error" for output in outputs))
 
 
@@ -75,6 +78,7 @@ def config_from(arguments: argparse.Namespace) -> Config:
         "backend": arguments.backend or base.backend,
         "algorithm": arguments.algorithm or base.algorithm,
         "acceptance": arguments.acceptance or base.acceptance,
+        "mask_policy": arguments.mask_policy or base.mask_policy,
         "max_batch_size": base.max_batch_size if arguments.batch_size is None else arguments.batch_size,
         "compile_timeout_s": base.compile_timeout_s,
     }

@@ -1,4 +1,4 @@
-"""Where a step's host time goes, and what became of its drafts."""
+"""Where a step's time goes, and what became of its drafts."""
 
 from __future__ import annotations
 
@@ -7,43 +7,69 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.protocols.grammar import NodeStatus
+from specgrammar.runtime.timeline import Timeline
 
 
 @dataclass
 class Trace:
-    """Sums over the steps of a run.
+    """Sums over the steps of a run, and each span by itself where somebody asks for it.
+
+    Sums cost nothing worth mention and are always kept. Single spans are kept in a `Timeline`: set one before
+    the run (`engine.trace.timeline = Timeline()`), read or save it behind.
+
+    Spans and counts come from the engine's thread. `device_work` may be called from any.
 
     Attributes:
-        seconds: host seconds by stage name.
+        seconds: host seconds by stage name; a stage inside another takes its time away from the outer one, so
+            that nothing is counted twice.
+        device_seconds: what the device's work took, by label; empty where the device does not tell.
         num_steps: target forwards.
         num_draft_tokens: draft tokens verified, roots and padding not counted.
         num_accepted: of these, those on an accepted path.
         num_rejected_by_grammar: of these, those that are illegal or below an illegal one.
         num_mask_rows: bitmask rows filled and uploaded.
         num_stale_drafts: drafts dropped because they were made for another step.
+        timeline: keeps every span and step; None, the default, keeps none.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    device_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     num_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
     num_rejected_by_grammar: int = 0
     num_mask_rows: int = 0
     num_stale_drafts: int = 0
+    timeline: Timeline | None = None
+    _seconds_inside: float = field(default=0.0, init=False, repr=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @contextmanager
     def span(self, stage: str) -> Iterator[None]:
-        """Add the time inside to a stage."""
+        """Add the time inside to a stage, but for that of spans inside it."""
+        inside_outer, self._seconds_inside = self._seconds_inside, 0.0
         begin = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[stage] += time.perf_counter() - begin
+            end = time.perf_counter()
+            self.seconds[stage] += end - begin - self._seconds_inside
+            self._seconds_inside = inside_outer + end - begin
+            if self.timeline is not None:
+                self.timeline.add("host", stage, begin, end)
+
+    def device_work(self, label: str, begin: float, end: float) -> None:
+        """Add a piece of the device's work, e.g. `forward`; begin and end are `time.perf_counter()` seconds."""
+        with self._lock:
+            self.device_seconds[label] += end - begin
+        if self.timeline is not None:
+            self.timeline.add("device", label, begin, end)
 
     @property
     def num_rejected_by_target(self) -> int:
@@ -53,7 +79,7 @@ class Trace:
     def count(
         self, status: NDArray[np.int8], cu_nodes: NDArray[np.int64], num_rows: int, num_accepted: int
     ) -> None:
-        """Count one step's nodes: statuses, and where each request's begin and end."""
+        """End a step: count its nodes by their statuses, and by where each request's begin and end."""
         is_draft = np.ones(len(status), np.bool_)
         is_draft[cu_nodes[:-1]] = False
         drafts = status[is_draft]
@@ -62,3 +88,5 @@ class Trace:
         self.num_rejected_by_grammar += int(np.count_nonzero(drafts == NodeStatus.REJECTED))
         self.num_accepted += num_accepted
         self.num_mask_rows += num_rows
+        if self.timeline is not None:
+            self.timeline.end_step(time.perf_counter())

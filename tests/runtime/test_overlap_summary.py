@@ -1,0 +1,228 @@
+"""What was hidden and what was exposed, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specgrammar.errors import ConfigError
+from specgrammar.runtime.intervals import Interval, between, by_step, common, innermost, merged
+from specgrammar.runtime.overlap import Overlap, how_it_overlaps, selected_steps, summarize
+from specgrammar.runtime.timeline import Span, Timeline
+from tests.runtime.timelines import regular
+
+
+def summary(timeline: Timeline, selection: slice = slice(None), against: Timeline | None = None) -> Overlap:
+    return summarize(timeline, selected_steps(timeline, selection), against)
+
+
+def test_the_numbers_of_a_regular_run() -> None:
+    overlap = summary(regular())
+    assert (overlap.first_step, overlap.num_steps, overlap.num_dropped) == (0, 3, 0)
+    assert overlap.step_ms == pytest.approx(10)
+    assert overlap.mean_step_ms == pytest.approx(10)
+    assert overlap.forward_ms == pytest.approx(7)
+    assert overlap.grammar_ms_per_step == pytest.approx(3.5), "barrier 1, build 1.5, upload .5, apply .5"
+    assert overlap.overlap_ms_per_step == pytest.approx(3)
+    assert overlap.hidden_grammar_ms_per_step == pytest.approx(3)
+    assert overlap.exposed_grammar_ms_per_step == pytest.approx(0.5)
+    assert overlap.hidden_grammar_share == pytest.approx(3 / 3.5)
+    assert overlap.exposed_grammar_share_of_step == pytest.approx(0.05)
+    assert overlap.overlap_share_of_all_steps == pytest.approx(3 / 3.5)
+    assert overlap.bubble_ms_per_step == pytest.approx(3), "from 8.5 to 11.5"
+    assert not overlap.hidden_is_measured
+    assert overlap.inline_step_ms is overlap.inline_forward_ms is overlap.saved_ms_per_step is None
+
+
+def test_each_stage_has_its_own_time_alone() -> None:
+    stages = {(s.lane, s.stage): s for s in summary(regular()).stages}
+    times = {stage: value.median_ms_per_step for (_, stage), value in stages.items()}
+    expected = {"propose": 1, "launch": 1, "barrier": 1, "resolve": 0.5, "build": 1.5, "upload": 0.5}
+    assert times == pytest.approx(expected | {"wait": 3, "apply": 0.5, "accept": 1, "forward": 7})
+    assert sum(s.mean_ms_per_step for s in stages.values() if s.lane == "host") == pytest.approx(10)
+    assert stages["host", "launch"].overlap_share == pytest.approx(0.5)
+    assert stages["host", "build"].overlap_share == pytest.approx(1)
+    assert stages["host", "apply"].overlap_share == 0
+    assert stages["device", "forward"].overlap_share is None
+
+
+def test_other_work_of_the_device_is_no_bubble() -> None:
+    assert summary(regular(device_drafts=True)).bubble_ms_per_step == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("inline_pause_ms", "hidden_ms"),
+    [(1, 1), (2.5, 2.5), (3, 3), (50, 3), (0, 0)],
+    ids=["less than overlapped", "nearly all", "all", "more than there was", "nothing"],
+)
+def test_hidden_is_at_most_what_the_inline_run_was_slower_by(inline_pause_ms: float, hidden_ms: float) -> None:
+    overlap = summary(regular(), against=regular(pause_ms=inline_pause_ms))
+    assert overlap.hidden_is_measured
+    assert overlap.overlap_ms_per_step == pytest.approx(3), "what the clock shows, as before"
+    assert overlap.inline_step_ms == pytest.approx(10 + inline_pause_ms)
+    assert overlap.inline_forward_ms == pytest.approx(7)
+    assert overlap.saved_ms_per_step == pytest.approx(inline_pause_ms, abs=1e-6)
+    assert overlap.hidden_grammar_ms_per_step == pytest.approx(hidden_ms, abs=1e-6)
+    assert overlap.exposed_grammar_ms_per_step == pytest.approx(3.5 - hidden_ms, abs=1e-6)
+    assert overlap.hidden_grammar_share == pytest.approx(hidden_ms / 3.5, abs=1e-6)
+    assert overlap.exposed_grammar_share_of_step == pytest.approx((3.5 - hidden_ms) / 10, abs=1e-6)
+
+
+def test_a_run_that_became_slower_hid_nothing() -> None:
+    overlap = summary(regular(pause_ms=4), against=regular())
+    assert overlap.saved_ms_per_step == pytest.approx(-4)
+    assert overlap.hidden_grammar_share == 0
+    assert overlap.exposed_grammar_share_of_step == pytest.approx(3.5 / 14)
+
+
+def test_another_run_is_no_measure() -> None:
+    with pytest.raises(ConfigError, match="3 steps, the one held against 4"):
+        summary(regular(3), against=regular(4))
+    other = regular(3)
+    other.facts["backend"] = "llguidance"
+    with pytest.raises(ConfigError, match="backend 'xgrammar', the one held against with 'llguidance'"):
+        summary(regular(3), against=other)
+
+
+def test_one_slow_step_moves_the_mean_alone() -> None:
+    timeline = regular(5)
+    timeline.spans = [Span("host", "prefill", 4.0, 5.0), *timeline.spans]  # a second before the first step
+    overlap = summary(timeline)
+    assert overlap.step_ms == pytest.approx(10)
+    assert overlap.mean_step_ms == pytest.approx((1_010 + 4 * 10) / 5)
+    assert overlap.exposed_grammar_share_of_step == pytest.approx(0.05)
+    assert summary(timeline, slice(1, None)).mean_step_ms == pytest.approx(10)
+
+
+def test_the_sum_over_all_steps_shows_what_a_median_leaves_out() -> None:
+    timeline = regular(5)
+    end = timeline.step_ends[-1]
+    timeline.spans.append(Span("host", "build", end, end + 0.007))  # 7 ms in a sixth step, under no forward
+    timeline.end_step(end + 0.01)
+    overlap = summary(timeline)
+    assert overlap.hidden_grammar_share == pytest.approx(3 / 3.5)
+    assert overlap.overlap_share_of_all_steps == pytest.approx(5 * 3 / (5 * 3.5 + 7))
+
+
+def test_grammar_work_in_the_device_s_lane_is_exposed() -> None:
+    timeline = regular()
+    begin = timeline.begin
+    for step in range(3):
+        timeline.add("device", "apply", begin + step / 100 + 0.0087, begin + step / 100 + 0.0095)
+    overlap = summary(timeline)
+    # From 8.5 on, where the host's begins, to 9.5: what both do at a time counts once.
+    assert overlap.grammar_ms_per_step == pytest.approx(4)
+    assert overlap.exposed_grammar_ms_per_step == pytest.approx(1)
+
+
+def test_without_forwards_nothing_is_said_about_hiding() -> None:
+    timeline = regular()
+    timeline.spans = [span for span in timeline.spans if span.lane == "host"]
+    overlap = summary(timeline, against=regular(pause_ms=1))
+    assert overlap.step_ms == pytest.approx(10)
+    assert overlap.grammar_ms_per_step == pytest.approx(3.5)
+    assert overlap.forward_ms is overlap.bubble_ms_per_step is overlap.overlap_ms_per_step is None
+    assert overlap.hidden_grammar_share is overlap.exposed_grammar_share_of_step is None
+    assert overlap.overlap_share_of_all_steps is None
+
+
+def test_a_run_without_a_grammar_exposes_nothing() -> None:
+    timeline = regular()
+    timeline.spans = [span for span in timeline.spans if span.stage in ("launch", "forward", "accept")]
+    overlap = summary(timeline)
+    assert (overlap.grammar_ms_per_step, overlap.hidden_grammar_share) == (0, None)
+    assert overlap.exposed_grammar_share_of_step == 0
+
+
+def test_an_unfinished_step_is_left_out() -> None:
+    timeline = regular()
+    timeline.add("host", "build", 5.03, 9.0)
+    assert summary(timeline) == summary(regular())
+
+
+@pytest.mark.parametrize(
+    ("selection", "steps"),
+    [
+        (slice(None), range(3)),
+        (slice(1, 2), range(1, 2)),
+        (slice(-2, None), range(1, 3)),
+        (slice(2, 99), range(2, 3)),
+    ],
+)
+def test_steps_are_selected_as_python_does(selection: slice, steps: range) -> None:
+    assert selected_steps(regular(), selection) == steps
+    assert summary(regular(), selection).num_steps == len(steps)
+
+
+def test_no_step_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="has steps 0 to 2; the selection has none"):
+        selected_steps(regular(), slice(3, 9))
+    with pytest.raises(ConfigError, match="no finished step"):
+        selected_steps(regular(0))
+
+
+@pytest.mark.parametrize(
+    ("needs", "overlaps", "words"),
+    [
+        ("history", False, "history-synchronous: in sync"),
+        ("grammar", False, "grammar-synchronous"),
+        ("nothing", True, "overlapped across steps"),
+        ("nothing", False, "in sync: the algorithm does not support grammar overlap"),
+        (None, None, "unknown"),
+    ],
+)
+def test_the_kind_of_overlap_is_said(needs: str | None, overlaps: bool | None, words: str) -> None:
+    said = how_it_overlaps({"needs": needs, "supports_grammar_overlap": overlaps})
+    assert said.startswith(words)
+
+
+# -- intervals, against sets of whole units ------------------------------------------------------------------
+
+PAIRS = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1])), max_size=8
+)
+
+
+def units(intervals: list[Interval]) -> set[int]:
+    return {unit for begin, end in intervals for unit in range(int(begin), int(end))}
+
+
+@given(PAIRS, PAIRS, st.lists(st.integers(0, 30), max_size=5))
+def test_intervals_are_sets(a: list[Interval], b: list[Interval], ends: list[int]) -> None:
+    union = merged(a)
+    assert units(union) == units(a)
+    assert all(first[1] < second[0] for first, second in pairwise(union))
+    assert units(common(merged(a), merged(b))) == units(a) & units(b)
+    hull = set(range(int(union[0][0]), int(union[-1][1]))) if union else set[int]()
+    assert units(between(union)) == hull - units(a)
+    ends.sort()
+    begins = [-1, *ends]
+    expected = [len(units(a) & set(range(begin, end))) for begin, end in zip(begins, ends, strict=False)]
+    assert by_step(union, ends) == expected
+
+
+@st.composite
+def nested(draw: st.DrawFn, begin: int = 0, end: int = 24, depth: int = 0) -> list[Span]:
+    """Nested spans in the order in which they end, each with a stage of its own."""
+    spans: list[Span] = []
+    at = begin
+    while at < end and depth < 3 and draw(st.booleans()):
+        first = draw(st.integers(at, end))
+        last = draw(st.integers(first, end))
+        spans += draw(nested(first, last, depth + 1))
+        spans.append(Span("host", f"{depth}-{first}-{last}-{len(spans)}", first, last))
+        at = last
+    return spans
+
+
+@given(nested())
+def test_each_moment_belongs_to_the_innermost_span(spans: list[Span]) -> None:
+    owner: dict[int, str] = {}
+    for span in reversed(spans):  # outer spans end later: inner ones paint over them
+        owner |= dict.fromkeys(range(int(span.begin), int(span.end)), span.stage)
+    pieces = innermost(spans)
+    painted = [(unit, piece.stage) for piece in pieces for unit in range(int(piece.begin), int(piece.end))]
+    assert painted == sorted(owner.items())
