@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specgrammar.errors import ModelError
 from specgrammar.protocols.grammar import Vocabulary
+from specgrammar.protocols.staging import Device
 from specgrammar.runtime.device import device_for
 from specgrammar_transformers.drafter import TransformersDrafter
 from specgrammar_transformers.loading import chat_prompt, load_model
@@ -30,15 +31,27 @@ class TransformersAdapter:
 
     api_version: Literal[1] = 1
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_batch_size: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_batch_size: int,
+        device: Device | None = None,
+    ) -> None:
         """Wrap a model that is loaded already.
+
+        Args:
+            model: the model, where `device` is.
+            tokenizer: its tokenizer.
+            max_batch_size: most requests at a time.
+            device: where forwards are launched; None for the model's own device, inline on a CPU.
 
         Raises:
             ModelError: the model or the tokenizer is of a kind that cannot be used.
         """
         self.tokenizer = tokenizer
-        self.target = TransformersTarget(model, max_batch_size)
-        self.device = device_for(str(self.target.torch_device))
+        self.device = device or device_for(str(model.device))
+        self.target = TransformersTarget(model, max_batch_size, self.device)
         self.vocabulary = _vocabulary(model, tokenizer, self.target.vocab_size)
         self._max_batch_size = max_batch_size
         self._dtype = str(model.dtype).removeprefix("torch.")
@@ -57,7 +70,7 @@ class TransformersAdapter:
 
         Args:
             model: a folder in Hugging Face's layout; None or `SmolLM2-135M-Instruct` for the default model.
-            device: `cpu`, `cuda`, `cuda:N` or `auto`.
+            device: `cpu`, `cpu-stream` (forwards run beside the host), `cuda`, `cuda:N` or `auto`.
             dtype: `float32`, `bfloat16`, `float16` or `auto`.
             max_batch_size: most requests at a time.
             threads: CPU threads of torch, for the whole process; None leaves them.
@@ -65,16 +78,17 @@ class TransformersAdapter:
         Raises:
             ModelError: says what is missing or cannot be used.
         """
-        return cls(*load_model(_folder(model), device, dtype, threads), max_batch_size)
+        on = device_for(device)
+        return cls(*load_model(_folder(model), str(on.torch_device), dtype, threads), max_batch_size, on)
 
     def load_drafter(self, name: str) -> TransformersDrafter:
-        """Load a causal draft model by path or name, on the target's device and in its dtype.
+        """Load a causal draft model by path or name, on the target's device and stream and in its dtype.
 
         Raises:
             ModelError: it cannot be loaded, or its tokens are not the target's.
         """
         model, tokenizer = load_model(_folder(name), str(self.target.torch_device), self._dtype)
-        drafter = TransformersDrafter(model, self.vocabulary.vocab_size, self._max_batch_size)
+        drafter = TransformersDrafter(model, self.vocabulary.vocab_size, self._max_batch_size, self.device)
         theirs, ours = _vocabulary(model, tokenizer, drafter.vocab_size), self.vocabulary
         shared = min(theirs.vocab_size, ours.vocab_size)
         different = [i for i in range(shared) if theirs.tokens[i] != ours.tokens[i]]

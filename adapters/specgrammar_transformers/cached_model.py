@@ -1,10 +1,15 @@
-"""A causal model with one cache row per request: run prompts, run trees, keep paths."""
+"""A causal model with one cache row per request: run prompts, run trees, keep paths.
+
+The host keeps the books (which request owns which row, how many tokens are kept); everything that reads or
+writes the cache or runs the model is launched on the device's stream, in the order of the calls. So the books
+are ahead of the cache, and no two threads are ever in the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,10 +18,13 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from specgrammar.errors import InvalidTokenError, ModelError
+from specgrammar.protocols.staging import Device, Launched
 from specgrammar_transformers.architecture import context_limit, output_head, plane_shapes
 from specgrammar_transformers.kv_cache import SlotCache
 from specgrammar_transformers.self_check import check_paths
 from specgrammar_transformers.tree_layout import TreeLayout, layout_of_chains
+
+T = TypeVar("T")
 
 _PREFILL_CHUNK = 512
 """Prompt tokens per forward: bounds the mask and the activations, and is long enough to keep a CPU busy."""
@@ -28,14 +36,17 @@ class CachedModel:
     Rows `[0, number of requests)` are taken. `forward` wants its batch in the first rows, in batch order, and
     moves rows if it is not: an engine's batch keeps its order from step to step, so that this is rare.
 
+    What `extend` and `forward` return says what became of the work. A change of the cache that failed (memory
+    ran out, say) leaves it in an unknown state; it shows in every later forward.
+
     Attributes:
         model: the model, in evaluation mode.
         max_batch_size: rows of the cache.
         max_length: most tokens of one request that the model can place.
     """
 
-    def __init__(self, model: PreTrainedModel, max_batch_size: int) -> None:
-        """Take over a model.
+    def __init__(self, model: PreTrainedModel, max_batch_size: int, stream: Device) -> None:
+        """Take over a model, which must be where `stream` runs its work.
 
         Raises:
             ModelError: a path of a tree cannot be kept of what the model keeps (see `architecture`), or the
@@ -46,6 +57,8 @@ class CachedModel:
         planes = plane_shapes(model)
         self.max_length = context_limit(model)
         self._cache = SlotCache(planes, max_batch_size)
+        self._stream = stream
+        self._changed: Launched[None] = self.launch(lambda: None)
         self.max_batch_size = max_batch_size
         self._ids: list[str] = []  # by row
         self._lengths: list[int] = []  # by row: tokens whose keys and values are kept
@@ -89,13 +102,21 @@ class CachedModel:
         self._ids.append(request_id)
         self._lengths.append(0)
 
-    @torch.no_grad()
-    def extend(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Run tokens behind those that are cached, in chunks, and keep them.
+    def launch(self, work: Callable[[], T], label: str = "") -> Launched[T]:
+        """Put work on the model's stream; it runs without gradients."""
+
+        def without_gradients() -> T:
+            with torch.no_grad():
+                return work()
+
+        return self._stream.launch(without_gradients, label)
+
+    def extend(self, request_id: str, tokens: Sequence[int]) -> Launched[None]:
+        """Launch tokens behind those that are cached, in chunks, and keep them.
 
         Raises:
-            InvalidTokenError: an id is outside the model's vocabulary; nothing was run.
-            ModelError: the tokens do not fit the context; nothing was run.
+            InvalidTokenError: an id is outside the model's vocabulary; nothing was launched.
+            ModelError: the tokens do not fit the context; nothing was launched.
         """
         row = self._row(request_id)
         self.check_fits(request_id, self._lengths[row] + len(tokens))
@@ -105,32 +126,41 @@ class CachedModel:
                     f"request {request_id!r}: token {token} is outside the model's vocabulary of "
                     f"{self._num_ids}; tokenise with the model's own tokenizer"
                 )
-        for begin in range(0, len(tokens), _PREFILL_CHUNK):
-            chunk = layout_of_chains([tokens[begin : begin + _PREFILL_CHUNK]], self.device)
-            self._run(self.model.base_model, chunk, row, [self._lengths[row]], self._lengths[row])
-            self._lengths[row] += int(chunk.sizes[0])
+        length, changed = self._lengths[row], self._changed
+        self._lengths[row] += len(tokens)
 
-    @torch.no_grad()
-    def forward(self, request_ids: Sequence[str], layout: TreeLayout) -> torch.Tensor:
-        """One forward over a tree per request, each behind its cached tokens. Nothing is kept yet.
+        def run() -> None:
+            changed.value()
+            for begin in range(0, len(tokens), _PREFILL_CHUNK):
+                chunk = layout_of_chains([tokens[begin : begin + _PREFILL_CHUNK]], self.device)
+                self._run(self.model.base_model, chunk, row, [length + begin], length + begin)
+
+        return self.launch(run, "prefill")
+
+    def forward(
+        self, request_ids: Sequence[str], layout: Callable[[], TreeLayout], label: str
+    ) -> Launched[torch.Tensor]:
+        """Launch one forward over a tree per request, each behind its cached tokens. Nothing is kept yet.
+
+        Args:
+            request_ids: the requests, without repetition.
+            layout: makes their trees, on the stream: it may read what work before it has left.
+            label: what the work is called.
 
         Returns:
             Logits `[sum of layout.sizes, columns]` in the model's dtype, the nodes in order.
         """
         self._arrange(request_ids)
         lengths = self._lengths[: len(request_ids)]
-        self._window_start = max(lengths)
-        bs, width = layout.ids.shape
-        if int(layout.sizes.sum()) == bs * width:
-            logits: torch.Tensor = self._run(self.model, layout, 0, lengths, self._window_start).logits
-            return logits.reshape(bs * width, -1)
-        real = (np.arange(width) < layout.sizes[:, None]).nonzero()
-        rows, columns = (torch.from_numpy(part).to(self.device) for part in real)
-        with self._head_reads(rows, columns):
-            logits = self._run(self.model, layout, 0, lengths, self._window_start).logits
-        return logits[0] if logits.shape[:2] == (1, len(rows)) else logits[rows, columns]
+        start = self._window_start = max(lengths)
+        changed = self._changed
 
-    @torch.no_grad()
+        def run() -> torch.Tensor:
+            changed.value()
+            return self._logits(layout(), lengths, start)
+
+        return self.launch(run, label)
+
     def keep(self, request_ids: Sequence[str], nodes: NDArray[np.int64]) -> None:
         """Keep nodes of the last forward behind each request's tokens, and forget the others.
 
@@ -146,26 +176,26 @@ class CachedModel:
         from_slots, to_slots = self._window_start + kept[item, place], ends[item] + place
         moved = from_slots != to_slots
         if moved.any():
-            move = (rows[item[moved]], from_slots[moved], to_slots[moved])
-            self._cache.move_slots(*(torch.from_numpy(part) for part in move))
-        for row, count in zip(rows.tolist(), (kept >= 0).sum(axis=1).tolist(), strict=True):
-            self._lengths[row] += count
+            parts = (rows[item[moved]], from_slots[moved], to_slots[moved])
+            row, from_slot, to_slot = (torch.from_numpy(part) for part in parts)
+            self._change(lambda: self._cache.move_slots(row, from_slot, to_slot), "keep")
+        for row_number, count in zip(rows.tolist(), (kept >= 0).sum(axis=1).tolist(), strict=True):
+            self._lengths[row_number] += count
 
     def truncate(self, request_id: str, length: int) -> None:
         """Forget a request's tokens from `length` on."""
         row = self._row(request_id)
         self._lengths[row] = min(length, self._lengths[row])
 
-    @torch.no_grad()
     def remove(self, request_id: str) -> None:
         """Free a request's row; the last row moves into it. Unknown ids are ignored."""
         if request_id not in self._ids:
             return
         row, last = self._row(request_id), len(self._ids) - 1
         if row != last:
-            self._cache.copy_rows([last], [row])
+            self._change(lambda: self._cache.copy_rows([last], [row]))
             self._ids[row], self._lengths[row] = self._ids[last], self._lengths[last]
-        self._cache.clear_row(last)
+        self._change(lambda: self._cache.clear_row(last))
         self._ids.pop()
         self._lengths.pop()
 
@@ -189,9 +219,31 @@ class CachedModel:
         order = front + [row for row in range(len(self._ids)) if row not in front]
         moves = [(old, new) for new, old in enumerate(order) if old != new]
         if moves:
-            self._cache.copy_rows([old for old, _ in moves], [new for _, new in moves])
+            self._change(lambda: self._cache.copy_rows([old for old, _ in moves], [new for _, new in moves]))
             self._ids = [self._ids[row] for row in order]
             self._lengths = [self._lengths[row] for row in order]
+
+    def _change(self, work: Callable[[], None], label: str = "") -> None:
+        """Launch a change of what is kept, unless one before it failed."""
+        before = self._changed
+
+        def change() -> None:
+            before.value()
+            work()
+
+        self._changed = self.launch(change, label)
+
+    def _logits(self, layout: TreeLayout, lengths: list[int], start: int) -> torch.Tensor:
+        """Run the first rows; the logits of real nodes."""
+        bs, width = layout.ids.shape
+        if int(layout.sizes.sum()) == bs * width:
+            logits: torch.Tensor = self._run(self.model, layout, 0, lengths, start).logits
+            return logits.reshape(bs * width, -1)
+        real = (np.arange(width) < layout.sizes[:, None]).nonzero()
+        rows, columns = (torch.from_numpy(part).to(self.device) for part in real)
+        with self._head_reads(rows, columns):
+            logits = self._run(self.model, layout, 0, lengths, start).logits
+        return logits[0] if logits.shape[:2] == (1, len(rows)) else logits[rows, columns]
 
     def _run(
         self, module: torch.nn.Module, layout: TreeLayout, row: int, lengths: list[int], start: int

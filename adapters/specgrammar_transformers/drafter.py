@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from specgrammar.protocols.spec import DecodeBatch, RequestView
+from specgrammar.protocols.staging import Device, Launched
+from specgrammar.runtime.device import device_for
 from specgrammar.spec.noise import Stream
 from specgrammar.spec.sampler import sample_tokens, truncate_probs
 from specgrammar_transformers.cached_model import CachedModel
-from specgrammar_transformers.tree_layout import layout_of_chains
+from specgrammar_transformers.tree_layout import TreeLayout, layout_of_chains
 
 _LONGEST_CATCH_UP = 32
 """Tokens that a request may be behind in a batched forward; more are run alone, to spare the others padding."""
@@ -33,20 +35,26 @@ class TransformersDrafter:
 
     A request that outgrows the draft model's context is still drafted for, with its last token repeated: a
     proposal of probability one that is stated as such, so that the target's law is untouched.
+
+    A draft's forwards and draws are launched one behind the other, each taking its ids where the one before
+    left them: the host waits once, for the finished chains.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, max_batch_size: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, vocab_size: int, max_batch_size: int, device: Device | None = None
+    ) -> None:
         """Take over a draft model.
 
         Args:
             model: a causal model; it is put into evaluation mode.
             vocab_size: columns of its logits that are real tokens, of the target's tokenizer.
             max_batch_size: most requests that are drafted for at a time.
+            device: where the model is and forwards are launched; None for the model's, inline on a CPU.
 
         Raises:
             ModelError: the model's cache cannot be kept by token (see `architecture`).
         """
-        self._cached = CachedModel(model, max_batch_size)
+        self._cached = CachedModel(model, max_batch_size, device or device_for(str(model.device)))
         self._vocab_size = min(vocab_size, self._cached.vocab_size)
         self._requests: dict[str, _Cached] = {}
 
@@ -88,19 +96,19 @@ class TransformersDrafter:
         if num_tokens == 0 or not rows:
             return tokens, q
         views = [batch.requests[row] for row in rows]
-        logits = self._catch_up(views)
+        drawn: list[Launched[torch.Tensor]] = []
         for column in range(num_tokens):
-            positions = np.array([view.num_tokens + column for view in views], dtype=np.int64)
-            params = [view.sampling for view in views]
-            if q is None:
-                chosen = logits.argmax(dim=-1)
-            else:
-                q[rows, column] = truncate_probs(logits, params)
-                chosen = sample_tokens(logits, params, positions, stream=Stream.DRAFT)
-            tokens[rows, column] = chosen.cpu().numpy()
-            if column + 1 < num_tokens:
-                # Behind a -1 anything may follow; the model is given an id that it has.
-                logits = self._run(views, [[max(token, 0)] for token in tokens[rows, column].tolist()])
+            logits = self._step(views, drawn[-1]) if drawn else self._catch_up(views)
+            drawn.append(self._draw(views, column, logits, q, rows))
+        chains = self._cached.launch(lambda: torch.stack([d.value() for d in drawn], dim=1).cpu().numpy())
+        try:
+            tokens[rows] = chains.wait()
+        except Exception:  # the books are ahead of what was run
+            for view in views:
+                self.forget(view.request_id)
+            raise
+        for view, row in zip(views, tokens[rows].tolist(), strict=True):
+            self._requests[view.request_id].tokens += row[:-1]  # the last one was not run
         return tokens, q
 
     def forget(self, request_id: str) -> None:
@@ -108,17 +116,20 @@ class TransformersDrafter:
         self._requests.pop(request_id, None)
         self._cached.remove(request_id)
 
-    def _catch_up(self, views: Sequence[RequestView]) -> torch.Tensor:
+    def _catch_up(self, views: Sequence[RequestView]) -> Launched[torch.Tensor]:
         """Drop drafts that were rejected, run what was committed since; the logits behind each last token."""
         missing = []
         for view in views:
             kept = self._drop_rejected(view)
             missing.append(list(view.tokens[kept:]))
             if len(missing[-1]) > _LONGEST_CATCH_UP:
-                self._cached.extend(view.request_id, missing[-1][:-1])
+                self._cached.extend(view.request_id, missing[-1][:-1]).wait()
                 self._requests[view.request_id].tokens += missing[-1][:-1]
                 missing[-1] = missing[-1][-1:]
-        return self._run(views, missing)
+        for view, chain in zip(views, missing, strict=True):
+            self._requests[view.request_id].tokens += chain
+        sizes = np.array([len(chain) for chain in missing], dtype=np.int64)
+        return self._run(views, sizes, lambda: layout_of_chains(missing, self._cached.device))
 
     def _drop_rejected(self, view: RequestView) -> int:
         """Truncate a request's cache to what is committed; how many tokens are left, never the last one."""
@@ -135,14 +146,43 @@ class TransformersDrafter:
         cached.num_committed = view.num_tokens
         return kept
 
-    def _run(self, views: Sequence[RequestView], chains: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _draw(
+        self,
+        views: Sequence[RequestView],
+        column: int,
+        logits: Launched[torch.Tensor],
+        q: torch.Tensor | None,
+        rows: list[int],
+    ) -> Launched[torch.Tensor]:
+        """Choose a token per request, int64 `[requests]`; if there is a `q`, drawn from what its `rows` get."""
+        positions = np.array([view.num_tokens + column for view in views], dtype=np.int64)
+        params = [view.sampling for view in views]
+
+        def draw() -> torch.Tensor:
+            if q is None:
+                return logits.value().argmax(dim=-1)
+            q[rows, column] = truncate_probs(logits.value(), params)
+            return sample_tokens(logits.value(), params, positions, stream=Stream.DRAFT)
+
+        return self._cached.launch(draw, "draft")
+
+    def _step(self, views: Sequence[RequestView], drawn: Launched[torch.Tensor]) -> Launched[torch.Tensor]:
+        """Run the tokens that were just drawn; the logits behind them."""
+        sizes = np.ones(len(views), dtype=np.int64)
+
+        def layout() -> TreeLayout:
+            ids = drawn.value().clamp(min=0)  # behind a -1 anything may follow; the model is given an id it has
+            return TreeLayout(ids[:, None], torch.ones_like(ids, dtype=torch.bool)[:, None, None], sizes)
+
+        return self._run(views, sizes, layout)
+
+    def _run(
+        self, views: Sequence[RequestView], sizes: NDArray[np.int64], layout: Callable[[], TreeLayout]
+    ) -> Launched[torch.Tensor]:
         """Run and keep a chain per request; logits `[requests, vocab_size]` behind each chain."""
         ids = [view.request_id for view in views]
-        layout = layout_of_chains(chains, self._cached.device)
-        logits = self._cached.forward(ids, layout)
-        width = layout.ids.shape[1]
-        self._cached.keep(ids, np.where(np.arange(width) < layout.sizes[:, None], np.arange(width), -1))
-        for view, chain in zip(views, chains, strict=True):
-            self._requests[view.request_id].tokens += chain
-        last = torch.from_numpy(layout.sizes.cumsum() - 1).to(logits.device)
-        return logits[last, : self._vocab_size]
+        logits = self._cached.forward(ids, layout, "draft")
+        nodes = np.arange(sizes.max())
+        self._cached.keep(ids, np.where(nodes < sizes[:, None], nodes, -1))
+        last = torch.from_numpy(sizes.cumsum() - 1)
+        return self._cached.launch(lambda: logits.value()[last.to(logits.value().device), : self._vocab_size])

@@ -46,7 +46,7 @@ def check_paths(cached: CachedModel) -> None:
         for name, prefix in zip(names, prefixes, strict=True):
             cached.start(name)
             cached.extend(name, prefix)
-        found = cached.forward(names, layout).view(len(names), 4, -1)
+        found = cached.forward(names, lambda: layout, "self-check").wait().view(len(names), 4, -1)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ModelError(
             f"{type(cached.model).__name__} cannot be given a mask per node: {error}; use another model, or "

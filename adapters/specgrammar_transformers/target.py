@@ -11,7 +11,9 @@ from transformers import PreTrainedModel
 
 from specgrammar.errors import ModelError, StaleStepError
 from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.runtime.device import device_for
 from specgrammar.trees.tree import DraftTree
 from specgrammar_transformers.cached_model import CachedModel
 from specgrammar_transformers.tree_layout import layout_of_tree
@@ -19,29 +21,37 @@ from specgrammar_transformers.tree_layout import layout_of_tree
 
 @dataclass(frozen=True, eq=False)
 class LaunchedLogits:
-    """The logits of a forward that has been launched on the current stream."""
+    """The logits of a forward that was launched."""
 
-    logits: torch.Tensor
+    forward: Launched[torch.Tensor]
+    torch_device: torch.device
 
     def wait(self) -> torch.Tensor:
-        """The logits, `[num_nodes, columns]`; later work on the same stream is ordered behind them."""
-        return self.logits
+        """The logits, `[num_nodes, columns]`; raises what the forward raised.
+
+        The CPU's are read by the host, which is in no stream's order, so they are waited for. An
+        accelerator's are returned at once: later work on the same stream is ordered behind them.
+        """
+        return self.forward.wait() if self.torch_device.type == "cpu" else self.forward.value()
 
 
 class TransformersTarget:
     """Verifies draft trees in one forward pass each (`protocols.target.TargetModel`)."""
 
-    def __init__(self, model: PreTrainedModel, max_batch_size: int) -> None:
+    supports_resample = True
+
+    def __init__(self, model: PreTrainedModel, max_batch_size: int, device: Device | None = None) -> None:
         """Take over a model.
 
         Args:
             model: a causal model; it is put into evaluation mode.
             max_batch_size: most requests at a time.
+            device: where the model is and forwards are launched; None for the model's, inline on a CPU.
 
         Raises:
             ModelError: the model cannot verify trees (see `architecture`).
         """
-        self._cached = CachedModel(model, max_batch_size)
+        self._cached = CachedModel(model, max_batch_size, device or device_for(str(model.device)))
         self._max_batch_size = max_batch_size
         self._launched_step: int | None = None
 
@@ -68,6 +78,8 @@ class TransformersTarget:
     def add(self, request_id: str, tokens: Sequence[int]) -> None:
         """Start a request: run the prompt but for its last token, which is the first tree's root.
 
+        Waits for the prompt, so that a failure is this request's and not that of the batch it joins.
+
         Raises:
             ModelError: the prompt is empty or longer than the context, or the cache is full.
             InvalidTokenError: an id is outside the model's vocabulary.
@@ -77,7 +89,7 @@ class TransformersTarget:
         self._cached.check_fits(request_id, len(tokens))
         self._cached.start(request_id)
         try:
-            self._cached.extend(request_id, tokens[:-1])
+            self._cached.extend(request_id, tokens[:-1]).wait()
         except Exception:
             self._cached.remove(request_id)
             raise
@@ -105,10 +117,10 @@ class TransformersTarget:
                     f"request {request.request_id!r} has {request.num_tokens} tokens, but {cached} are cached "
                     "(all but the last should be); commit each step's paths before the next `verify`"
                 )
-        layout = layout_of_tree(tree, self.torch_device)
-        logits = self._cached.forward([request.request_id for request in batch.requests], layout)
+        names = [request.request_id for request in batch.requests]
+        forward = self._cached.forward(names, lambda: layout_of_tree(tree, self.torch_device), "forward")
         self._launched_step = batch.step
-        return LaunchedLogits(logits)
+        return LaunchedLogits(forward, self.torch_device)
 
     def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
         """Keep the cache of the root and the accepted nodes, in path order; drop all others of that tree.

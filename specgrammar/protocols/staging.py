@@ -6,7 +6,8 @@ reused before the upload from it is done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from specgrammar.trees.tree import DraftTree, HostTree
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+WorkObserver = Callable[[str, float, float], None]
+"""Told of work that ran: its label, when it began and when it ended, in seconds of `time.perf_counter`."""
 
 
 class Event(Protocol):
@@ -28,8 +35,36 @@ class Event(Protocol):
         ...
 
 
+class Launched(Protocol[T_co]):
+    """Work that was put on a device's stream, and what it returns or raises."""
+
+    def value(self) -> T_co:
+        """What the work returned, for work that was enqueued behind it; never blocks the host.
+
+        On an accelerator these are the handles of its tensors, there as soon as its kernels are enqueued.
+        Elsewhere the work itself must be done: raises SpecGrammarError where the host asks too early.
+        Raises what the work raised.
+        """
+        ...
+
+    def wait(self) -> T_co:
+        """Block the host until the work is done; returns what it returned, raises what it raised."""
+        ...
+
+    def done(self) -> bool:
+        """Whether that is so already; never blocks."""
+        ...
+
+
 class Device(Protocol):
-    """The little that staging needs of a device; every operation goes to its current stream, in order."""
+    """The little that a step needs of a device; every operation goes to its current stream, in order.
+
+    Attributes:
+        on_work: told of every piece of labelled work after it ran, from whichever thread it ran on; None for
+            nobody. It must not raise.
+    """
+
+    on_work: WorkObserver | None
 
     @property
     def torch_device(self) -> torch.device:
@@ -44,6 +79,24 @@ class Device(Protocol):
     @property
     def shares_host_memory(self) -> bool:
         """Whether the device reads host memory in place, so that bitmask rows need no upload."""
+        ...
+
+    @property
+    def runs_aside(self) -> bool:
+        """Whether what was launched runs while the host goes on."""
+        ...
+
+    def launch(self, work: Callable[[], T], label: str = "") -> Launched[T]:
+        """Put work on the stream, behind everything that was enqueued so far, and return.
+
+        The work may run on another thread: what is thread-local (`torch.no_grad`) it must set itself, and what
+        it touches belongs to the stream from here on: the host changes it only by launching again. What it
+        raises is kept for `value` and `wait`; work that was enqueued behind it runs all the same.
+
+        Args:
+            work: on an accelerator, a function that enqueues kernels on the current stream.
+            label: what `on_work` is told; work without one is not reported.
+        """
         ...
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:

@@ -1,14 +1,26 @@
-"""Devices: the few stream operations that staging needs (the contract is `protocols.staging.Device`)."""
+"""Devices: the few stream operations that a step needs (the contract is `protocols.staging.Device`).
+
+Inline here is the host itself, where everything is done when its call returns. `cpu_stream` runs work on a
+thread beside the host's, `accelerator` on a GPU.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from specgrammar.errors import ConfigError
-from specgrammar.protocols.staging import Device
+from specgrammar.protocols.staging import Device, WorkObserver
+from specgrammar.runtime.accelerator import AcceleratorDevice
+from specgrammar.runtime.cpu_stream import CpuStream
+from specgrammar.runtime.outcome import Outcome, observed
 from specgrammar.trees.jit import HAS_TRITON
+
+T = TypeVar("T")
+
+CPU_STREAM = "cpu-stream"
 
 
 class DoneEvent:
@@ -28,6 +40,15 @@ class InlineDevice:
     torch_device = torch.device("cpu")
     can_pin = False
     shares_host_memory = True
+    runs_aside = False
+
+    def __init__(self) -> None:
+        """Nothing to set up."""
+        self.on_work: WorkObserver | None = None
+
+    def launch(self, work: Callable[[], T], label: str = "") -> Outcome[T]:
+        """Run the work now; see `protocols.staging.Device.launch`."""
+        return Outcome(observed(work, label, self.on_work))
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copy now."""
@@ -38,46 +59,10 @@ class InlineDevice:
         return DoneEvent()
 
 
-class AcceleratorEvent:
-    """An event of torch's, CUDA's or another accelerator's."""
-
-    def __init__(self, event: Any) -> None:
-        """Wrap a recorded event."""
-        self._event = event
-
-    def wait(self) -> None:
-        """Block the host until it is reached."""
-        self._event.synchronize()
-
-    def done(self) -> bool:
-        """Whether it was reached."""
-        return bool(self._event.query())
-
-
-class AcceleratorDevice:
-    """A CUDA or ROCm device; operations go to its current stream."""
-
-    can_pin = True
-    shares_host_memory = False
-
-    def __init__(self, torch_device: torch.device) -> None:
-        """Bind to a device, e.g. `torch.device("cuda", 0)`, that `device_for` would accept."""
-        self.torch_device = torch_device
-        self._module = torch.get_device_module(torch_device)
-
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy; asynchronous where the host side is pinned."""
-        destination.copy_(source, non_blocking=True)
-
-    def record(self) -> AcceleratorEvent:
-        """Record an event on the current stream."""
-        event = self._module.Event()
-        event.record(self._module.current_stream(self.torch_device))
-        return AcceleratorEvent(event)
-
-
 def device_for(name: str) -> Device:
-    """The device by name: `cpu`, `cuda`, `cuda:1`, or `auto` (an accelerator that can be used, else the CPU).
+    """The device by name: `cpu`, `cpu-stream`, `cuda`, `cuda:1`, or `auto` (a usable accelerator, else `cpu`).
+
+    Every call with `cpu-stream` starts a stream of its own.
 
     Raises ConfigError for a name that torch does not know, a device that is not there, and an accelerator that
     lacks what staging and masks need.
@@ -85,10 +70,14 @@ def device_for(name: str) -> Device:
     if name == "auto":
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return InlineDevice() if found is None or _lacks(found) else AcceleratorDevice(found)
+    if name == CPU_STREAM:
+        return CpuStream()
     try:
         torch_device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is not one that torch knows; use auto, cpu or cuda") from error
+        raise ConfigError(
+            f"device {name!r} is not one that torch knows; use auto, cpu, cpu-stream or cuda"
+        ) from error
     if torch_device.type == "cpu":
         return InlineDevice()
     if lacking := _lacks(torch_device):
