@@ -156,8 +156,8 @@ def _add_model_and_output(command: argparse.ArgumentParser) -> None:
     add(
         "--device",
         default="auto",
-        help="cpu, cpu-stream (the model runs beside the grammar on a thread of its own), cuda, cuda:1, or auto: "
-        "CUDA where there is a device, else cpu (default: %(default)s)",
+        help="cpu, cpu-stream (the model runs beside the grammar on a thread of its own), cuda, cuda:1, or "
+        "auto: CUDA where there is a device, else cpu (default: %(default)s)",
     )
     add(
         "--dtype",

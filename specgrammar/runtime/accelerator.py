@@ -63,26 +63,23 @@ class AcceleratorDevice:
         """Bind to a device, e.g. `torch.device("cuda", 0)`, that `device_for` would accept."""
         self.torch_device = torch_device
         self._module = torch.get_device_module(torch_device)
+        self.on_work: WorkObserver | None = None
         self._clock: WorkClock | None = None
 
-    @property
-    def on_work(self) -> WorkObserver | None:
-        """Told of labelled work, at the first launch after its kernels are done."""
-        return None if self._clock is None else self._clock.observer
-
-    @on_work.setter
-    def on_work(self, observer: WorkObserver | None) -> None:
-        """Waits for the device, whose clock is compared with the host's."""
-        self._clock = None if observer is None else WorkClock(observer, self._reached())
-
     def launch(self, work: Callable[[], T], label: str = "") -> EnqueuedWork[T]:
-        """Enqueue its kernels now; see `protocols.staging.Device.launch`."""
-        if self._clock is None or not label:
+        """Enqueue its kernels now; see `protocols.staging.Device.launch`.
+
+        Labelled work is reported by the first labelled launch after its kernels are done. The first one that
+        is observed waits for the device, to compare its clock with the host's.
+        """
+        if self.on_work is None or not label:
             return EnqueuedWork(Outcome(work), self.record())
-        self._clock.report()
-        begin = self._event(enable_timing=True)
+        if self._clock is None:
+            self._clock = WorkClock(self._timed_event())
+        self._clock.report(self.on_work)
+        begin = self._timed_event()
         outcome = Outcome(work)
-        end = self._event(enable_timing=True)
+        end = self._timed_event()
         self._clock.expect(label, begin, end)
         return EnqueuedWork(outcome, AcceleratorEvent(end))
 
@@ -92,37 +89,34 @@ class AcceleratorDevice:
 
     def record(self) -> AcceleratorEvent:
         """Record an event on the current stream."""
-        return AcceleratorEvent(self._event())
+        return AcceleratorEvent(self._recorded(self._module.Event()))
 
-    def _event(self, **options: Any) -> Any:
-        event = self._module.Event(**options)
+    def _timed_event(self) -> Any:
+        return self._recorded(self._module.Event(enable_timing=True))
+
+    def _recorded(self, event: Any) -> Any:
         event.record(self._module.current_stream(self.torch_device))
-        return event
-
-    def _reached(self) -> Any:
-        event = self._event(enable_timing=True)
-        event.synchronize()
         return event
 
 
 class WorkClock:
     """When work ran, in the host's time: an event is so many milliseconds behind one that the host saw."""
 
-    def __init__(self, observer: WorkObserver, reached: Any) -> None:
-        """Start at an event that was reached just now."""
-        self.observer = observer
-        self._origin, self._origin_s = reached, time.perf_counter()
+    def __init__(self, origin: Any) -> None:
+        """Wait for a timed event, and take the time."""
+        origin.synchronize()
+        self._origin, self._origin_s = origin, time.perf_counter()
         self._expected: deque[tuple[str, Any, Any]] = deque()
 
     def expect(self, label: str, begin: Any, end: Any) -> None:
         """Report this work once its end is reached."""
         self._expected.append((label, begin, end))
 
-    def report(self) -> None:
-        """Tell the observer what is done; never blocks."""
+    def report(self, observer: WorkObserver) -> None:
+        """Tell what is done; never blocks."""
         while self._expected and self._expected[0][2].query():
             label, begin, end = self._expected.popleft()
-            self.observer(label, self._in_seconds(begin), self._in_seconds(end))
+            observer(label, self._in_seconds(begin), self._in_seconds(end))
 
     def _in_seconds(self, event: Any) -> float:
         return self._origin_s + float(self._origin.elapsed_time(event)) / 1e3

@@ -8,7 +8,7 @@ from specgrammar.errors import ConfigError, SpecGrammarError
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.protocols.staging import Device
 from specgrammar.runtime.device import InlineDevice
-from specgrammar.testing.manual_device import ManualDevice
+from specgrammar.testing.delayed_device import DelayedDevice
 
 
 def test_a_free_slot_is_found_whatever_the_order_of_release() -> None:
@@ -22,10 +22,10 @@ def test_a_free_slot_is_found_whatever_the_order_of_release() -> None:
 
 
 def test_a_slot_whose_upload_is_done_comes_before_an_older_one_that_is_in_flight() -> None:
-    device = ManualDevice()
+    device = DelayedDevice()
     ring = BitmaskRing(device, 1, num_slots=3)
     first, second, third = (ring.acquire(1) for _ in range(3))
-    device.enqueue(lambda: None)
+    device.launch(lambda: None)
     first.release(device.record())
     third.release(None)
     assert ring.acquire(1) is third
@@ -56,7 +56,7 @@ def test_a_ring_has_a_slot() -> None:
         BitmaskRing(InlineDevice(), 1, num_slots=0)
 
 
-@pytest.mark.parametrize(("device", "shared"), [(InlineDevice(), True), (ManualDevice(), False)])
+@pytest.mark.parametrize(("device", "shared"), [(InlineDevice(), True), (DelayedDevice(), False)])
 def test_a_slot_has_a_twin_on_a_device_with_memory_of_its_own(device: Device, shared: bool) -> None:
     ring = BitmaskRing(device, 3, num_slots=1)
     for num_rows in (2, 0, 7):  # it grows and never shrinks

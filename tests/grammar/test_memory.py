@@ -1,6 +1,6 @@
 """Invariant 8: host memory is not read before its copy is done, nor reused before its upload is done.
 
-The device runs nothing by itself (`ManualDevice`): what is read or reused too early comes out wrong.
+The device runs nothing by itself (`DelayedDevice`): what is read or reused too early comes out wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specgrammar.protocols.staging import StagedTree
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request
-from specgrammar.testing.manual_device import ManualDevice
+from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.strategies import trees
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
 from tests.toy_engine import ToyAdapter
@@ -39,7 +39,7 @@ NUM_WORDS = VOCAB_SIZE // 32
 class Filled:
     """A mask whose rows are drawn, and what it must do to logits."""
 
-    def __init__(self, ring: BitmaskRing, device: ManualDevice, num_nodes: int, seed: int) -> None:
+    def __init__(self, ring: BitmaskRing, device: DelayedDevice, num_nodes: int, seed: int) -> None:
         """Fill the rows of some nodes, owned in a drawn order."""
         rng = np.random.default_rng(seed)
         slot = ring.acquire(num_nodes)
@@ -54,7 +54,7 @@ class Filled:
         self.mask = GrammarMask(rows, slot, device, VOCAB_SIZE)
         self.found: torch.Tensor | None = None
 
-    def apply_on(self, device: ManualDevice) -> None:
+    def apply_on(self, device: DelayedDevice) -> None:
         """Enqueue what the kernel does on an accelerator: it reads the device's memory when it runs."""
         num_rows = self.mask.num_rows
         rows, owners = self.slot.device_rows[:num_rows], self.slot.device_owners[:num_rows]
@@ -65,7 +65,7 @@ class Filled:
                 found[owner] = (row[:, None] >> torch.arange(32) & 1).flatten().bool()
             self.found = found
 
-        device.enqueue(kernel, rows, owners)
+        device.launch(kernel)
 
     def check(self) -> None:
         """The kernel ran, over this mask's rows."""
@@ -74,7 +74,7 @@ class Filled:
 
 
 def test_invariant_8_rows_and_owners_are_not_reused_before_their_upload_is_done() -> None:
-    device = ManualDevice()
+    device = DelayedDevice()
     ring = BitmaskRing(device, NUM_WORDS, num_slots=1)
     masks = []
     for step in range(4):  # each takes the only slot while the upload before it has not run
@@ -92,7 +92,7 @@ def test_invariant_8_masks_on_any_schedule(
     num_slots: int, steps: Sequence[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Slots are held for a drawn time, and of every mask's work a drawn part runs before the next is built."""
-    device = ManualDevice()
+    device = DelayedDevice()
     ring = BitmaskRing(device, NUM_WORDS, num_slots)
     masks: list[Filled] = []
     held: list[Filled] = []
@@ -114,7 +114,7 @@ def test_invariant_8_masks_on_any_schedule(
 
 
 def test_invariant_8_the_host_applies_a_mask_when_its_upload_is_done() -> None:
-    device = ManualDevice()
+    device = DelayedDevice()
     ring = BitmaskRing(device, NUM_WORDS, num_slots=1)
     for step in range(3):
         filled = Filled(ring, device, num_nodes=5, seed=step)
@@ -126,7 +126,7 @@ def test_invariant_8_the_host_applies_a_mask_when_its_upload_is_done() -> None:
 
 
 def test_a_mask_keeps_its_device_memory_until_it_is_applied() -> None:
-    device = ManualDevice()
+    device = DelayedDevice()
     ring = BitmaskRing(device, NUM_WORDS, num_slots=2)
     first = Filled(ring, device, num_nodes=3, seed=0)
     first.mask.upload()
@@ -146,7 +146,7 @@ def test_a_mask_keeps_its_device_memory_until_it_is_applied() -> None:
 class Drafts:
     """A producer's persistent device buffers: every step's kernel writes the next tree into the same memory."""
 
-    def __init__(self, device: ManualDevice, capacity: int) -> None:
+    def __init__(self, device: DelayedDevice, capacity: int) -> None:
         """Buffers for trees of up to `capacity` nodes."""
         self._device = device
         self._buffers = {name: torch.full((capacity,), -7) for name in FIELDS}
@@ -159,7 +159,7 @@ class Drafts:
             for name, part in parts.items():
                 part.copy_(torch.from_numpy(getattr(tree, name).copy()))
 
-        self._device.enqueue(kernel)
+        self._device.launch(kernel)
         return DraftTree(0, tree.cu_nodes, device=DeviceTree(**parts))
 
 
@@ -173,7 +173,7 @@ def check_staged(staged: StagedTree, tree: HostTree) -> None:
 def test_invariant_8_a_staged_tree_is_not_read_before_its_copy_is_done() -> None:
     tree = HostTree.from_chains([[3, 1, 4], [1, 5]])
     for strategy, num_copies in ((from_device, 3), (from_chain, 1)):
-        device = ManualDevice()
+        device = DelayedDevice()
         draft = Drafts(device, 5).draft(tree)
         staged = strategy(device).stage(draft)
         assert device.num_pending == 1 + num_copies  # nothing ran: staging only enqueues
@@ -185,7 +185,7 @@ def test_invariant_8_staged_trees_on_any_schedule(
     steps: Sequence[tuple[HostTree, int]], data: st.DataObject
 ) -> None:
     """Drafts overwrite each other's buffers, the stream moves on by drawn parts, trees resolve in any order."""
-    device = ManualDevice()
+    device = DelayedDevice()
     drafts, strategy = Drafts(device, 48), from_device(device)
     waiting: list[tuple[StagedTree, HostTree]] = []
     resolved: list[tuple[StagedTree, HostTree]] = []
@@ -210,10 +210,10 @@ def test_invariant_8_an_engine_writes_the_same_on_a_device_that_never_runs_ahead
         for i, grammar in enumerate((GrammarSpec.regex("(ab)+c"), None, GrammarSpec.regex("[abc12]*")))
     ]
     outputs = []
-    manual = ManualDevice()
-    for device in (InlineDevice(), manual):
+    delayed = DelayedDevice()
+    for device in (InlineDevice(), delayed):
         engine = Engine.build(Config(algorithm=algorithm), ToyAdapter(device=device))
         outputs.append({output.request_id: output.token_ids for output in engine.generate(requests)})
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == 3
-    assert manual.num_done > 2
+    assert delayed.num_done > 2

@@ -19,7 +19,7 @@ from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.policy import AutoMasking
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.sampling import SamplingParams
-from specgrammar.testing.manual_device import ManualDevice
+from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.trees.tree import DraftTree
 from tests.toy_engine import Ready, ToyAdapter, ToyTarget, toy_engine
 from tests.toys import BACKEND_NAMES, GRAMMARS, STOP, TEXTS, legal_ids, matcher
@@ -171,7 +171,7 @@ def test_rows_reach_a_device_that_lags_behind() -> None:
         for n in range(8)
     ]
     eager, _ = toy_engine(mask_policy="eager")
-    lagging = Engine.build(Config(mask_policy="lazy"), ToyAdapter(device=ManualDevice()))
+    lagging = Engine.build(Config(mask_policy="lazy"), ToyAdapter(device=DelayedDevice()))
     assert_same(outputs_of(lagging, requests), outputs_of(eager, requests))
 
 
