@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specgrammar.checks import check_choice, check_int
 from specgrammar.protocols.spec import (
@@ -24,26 +24,19 @@ from specgrammar.protocols.spec import (
     Proposal,
     Topology,
 )
-from specgrammar.spec.corpus import History, NgramIndex, SharedCorpus
-from specgrammar.spec.lookup import Histories
+from specgrammar.spec.logs import TokenLog
 from specgrammar.spec.options import check_match_lengths
+from specgrammar.spec.places import NgramPlaces
+from specgrammar.spec.requests import RequestHistories
+from specgrammar.spec.shared import SharedCorpus
+from specgrammar.spec.votes import vote
 from specgrammar.trees.tree import DraftTree, HostTree
 
 # Half as many lost 1 % of accepted tokens on function calls and on code, twice as many won nothing.
 _MAX_VOTERS = 16
 
-# Held back for a token that was never seen here. On the same texts this makes the scores fit the rates at
-# which nodes were accepted.
-_UNSEEN_VOTES = 1
-
 _SOURCES = ("ngram.history", "ngram.shared")
 _HISTORY, _SHARED = range(2)
-
-# Plain tuples: named ones made proposals three times as slow.
-_Node = tuple[int, int, float, int]
-"""A token, its parent's number (-1: none), its share of the parent's votes, and whose occurrence it was."""
-_Voter = tuple[list[int], int, int]
-"""An occurrence: how it went on, how many votes it has, and where it was found."""
 
 
 @dataclass(frozen=True)
@@ -106,98 +99,91 @@ class NgramProducer:
     def __init__(self, options: NgramAlgorithm) -> None:
         """No request and no corpus yet."""
         self._options = options
-        lengths = options.min_match, options.max_match, _MAX_VOTERS
-        self._shared = SharedCorpus(NgramIndex(*lengths), options.capacity) if options.shared else None
-        self._histories = Histories(*lengths, self._shared)
+        self._places = NgramPlaces(options.min_match, options.max_match)
+        self._shared = SharedCorpus(self._places, options.capacity) if options.shared else None
+        self._histories = RequestHistories(self._places, self._shared)
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One tree per request; see `TreeProducer`. Scores are the shares of votes."""
-        options = self._options
-        nodes: list[_Node] = []
-        cu_nodes = [0]
-        for view in batch.requests:
-            history = self._histories.history(view)
-            depth = min(options.depth, view.max_draft_tokens)
-            nodes.append((view.tokens[-1], -1, 1.0, _HISTORY))
-            if depth > 0:
-                nodes += _merge(self._voters(history, depth), options.num_draft_tokens, options.breadth)
-            cu_nodes.append(len(nodes))
+        options, views = self._options, batch.requests
+        if not views:
+            return DraftTree.from_host(batch.step, HostTree.roots([]), sources=_SOURCES)
+        histories = self._histories.update(views)
+        depths = np.array([min(options.depth, view.max_draft_tokens) for view in views], dtype=np.int64)
+        depth = int(depths.max(initial=0))
+        places, votes, sources = self._voters(histories)
+        continuations = self._continuations(histories, places, sources, depth)
+        continuations[np.arange(depth)[:, None] >= depths] = -1
+        nodes = vote(continuations, votes, options.num_draft_tokens, options.breadth)
 
-        cu = np.array(cu_nodes, dtype=np.int64)
-        tokens, parents, scores, sources = zip(*nodes, strict=True) if nodes else ((), (), (), ())
-        host = HostTree.from_parents(cu, np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
-        return DraftTree.from_host(
-            batch.step,
-            host,
-            score=np.array(scores, dtype=np.float32),
-            source=np.array(sources, dtype=np.int16),
-            sources=_SOURCES,
-        )
+        num_nodes = 1 + np.bincount(nodes.request, minlength=len(views))
+        cu_nodes = np.concatenate(([0], np.cumsum(num_nodes)))
+        index = cu_nodes[nodes.request] + nodes.number
+        tokens = np.empty(cu_nodes[-1], dtype=np.int64)
+        tokens[cu_nodes[:-1]] = [view.tokens[-1] for view in views]
+        tokens[index] = nodes.token
+        parents = np.full(len(tokens), -1, dtype=np.int64)
+        parents[index] = nodes.parent
+        score = np.ones(len(tokens), dtype=np.float32)
+        score[index] = nodes.score
+        source = np.full(len(tokens), _HISTORY, dtype=np.int16)
+        source[index] = sources[nodes.request, nodes.voter]
+        host = HostTree.from_parents(cu_nodes, tokens, parents)
+        return DraftTree.from_host(batch.step, host, score=score, source=source, sources=_SOURCES)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn what was committed."""
         self._histories.observe(commits)
 
-    def _voters(self, history: History, depth: int) -> list[_Voter]:
-        """The occurrences of what `history` ends with: longest match first, then its own, then most recent."""
-        voters: list[_Voter] = []
-        seen: set[tuple[int, int]] = set()
-        corpora = ((_HISTORY, history), (_SHARED, self._shared))
-        context = history.context()
-        for length in range(self._options.max_match, self._options.min_match - 1, -1):
-            for source, corpus in corpora:
-                if corpus is None:
-                    continue
-                for place in corpus.index.places(context, length):
-                    if (source, place) in seen:
-                        continue
-                    seen.add((source, place))
-                    voters.append((corpus.continuation(place, depth), length, source))
-                    if len(voters) == _MAX_VOTERS:
-                        return voters
-        return voters
+    def _voters(
+        self, histories: list[TokenLog]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int16]]:
+        """Occurrences of what each history ends with: place, votes and whose it is, `[bs, _MAX_VOTERS]` each.
 
+        The longest match comes first, then the history's own, then the most recent. Places are filled with -1.
+        """
+        bs, logs = len(histories), list(histories)
+        contexts = self._places.contexts(histories)
+        if self._shared is not None:
+            logs += [self._shared.log] * bs
+            contexts = np.concatenate((contexts, contexts), axis=1)
+        found = self._places.find(logs, contexts, _MAX_VOTERS)
+        # From [most, lengths, sources * bs] to one row per request, in the order in which they count.
+        most, num_lengths, _ = found.shape
+        found = found.reshape(most, num_lengths, -1, bs).transpose(3, 1, 2, 0)
+        num_sources = found.shape[2]
+        found = found.reshape(bs, -1)
+        rank = np.cumsum(found >= 0, axis=1) - 1
+        request, column = np.nonzero((found >= 0) & (rank < _MAX_VOTERS))
+        voter = rank[request, column]
+        places = np.full((bs, _MAX_VOTERS), -1, dtype=np.int64)
+        places[request, voter] = found[request, column]
+        votes = np.zeros_like(places)
+        votes[request, voter] = self._places.lengths[column // (most * num_sources)]
+        sources = np.zeros_like(places, dtype=np.int16)
+        sources[request, voter] = column // most % num_sources
+        return places, votes, sources
 
-def _merge(voters: list[_Voter], num_nodes: int, breadth: int) -> list[_Node]:
-    """The `num_nodes` nodes that are most likely to be accepted, the likeliest first, without the root.
+    def _continuations(
+        self,
+        histories: list[TokenLog],
+        places: NDArray[np.int64],
+        sources: NDArray[np.int16],
+        depth: int,
+    ) -> NDArray[np.int32]:
+        """How the text went on at each place: int32 `[depth, bs, voters]`, -1 from where it ends.
 
-    A node's chance is the product of the scores on its path, so it is below its parent's and comes behind it.
-    Among equals the one that was found first comes first.
-    """
-    nodes: list[_Node] = []
-    # (-chance, number in order of discovery, node, its voters, its level); the second decides between equals
-    candidates: list[tuple[float, int, _Node, list[_Voter], int]] = []
-    num_found = 0
-    chance, number, level = 1.0, 0, 0
-    while len(nodes) < num_nodes:
-        for token, score, members in _children(voters, level, breadth):
-            node = (token, number, score, members[0][2])
-            heappush(candidates, (-chance * score, num_found, node, members, level + 1))
-            num_found += 1
-        if not candidates:
-            break
-        negative, _, node, voters, level = heappop(candidates)
-        nodes.append(node)
-        chance, number = -negative, len(nodes)
-    return nodes
-
-
-def _children(voters: list[_Voter], level: int, breadth: int) -> list[tuple[int, float, list[_Voter]]]:
-    """The `breadth` tokens with most votes at a level of the continuations: token, share of votes, voters."""
-    total = _UNSEEN_VOTES
-    votes_for: dict[int, int] = {}
-    voters_for: dict[int, list[_Voter]] = {}
-    for voter in voters:
-        continuation, votes, _ = voter
-        if level < len(continuation):
-            token = continuation[level]
-            total += votes
-            if token in votes_for:
-                votes_for[token] += votes
-                voters_for[token].append(voter)
-            else:
-                votes_for[token] = votes
-                voters_for[token] = [voter]
-    # Sorting is stable: of equal ones, the token that the earliest voter is for stays first.
-    ranked = sorted(votes_for, key=votes_for.__getitem__, reverse=True)[:breadth]
-    return [(token, votes_for[token] / total, voters_for[token]) for token in ranked]
+        In a history, what reaches the end goes on with what it has copied, so that a run or a cycle continues.
+        """
+        continuations = np.full((depth, *places.shape), -1, dtype=np.int32)
+        request, voter = np.nonzero((places >= 0) & (sources == _HISTORY))
+        place = places[request, voter]
+        ends = np.array([history.num_tokens for history in histories], dtype=np.int64)
+        steps = np.arange(depth)[:, None] % (ends[request] - place)
+        continuations[:, request, voter] = self._places.tokens_at(
+            [histories[i] for i in request.tolist()], (place + steps).T
+        ).T
+        if self._shared is not None:
+            request, voter = np.nonzero((places >= 0) & (sources == _SHARED))
+            continuations[:, request, voter] = self._shared.continuations(places[request, voter], depth)
+        return continuations

@@ -1,0 +1,298 @@
+"""Where n-grams occurred, for many token sequences at once.
+
+A place is a position in a log of tokens; what stands before it in its text is its context. `NgramPlaces` keeps all
+logs in shared arrays, so that a whole batch is added, and its contexts looked up, in a fixed number of NumPy calls.
+
+For every length of n-gram a log has a hash table as large as itself. A bucket holds the most recent place whose
+context fell into it, and every place knows two older ones of its bucket:
+
+    same   the most recent place behind the same n-gram
+    other  the most recent place behind another one
+
+To find an n-gram, follow `other` from the head of its bucket until a place is behind it, then `same` from place to
+place. An n-gram that occurs often is passed in one step by those that share its bucket. N-grams are compared by
+64-bit keys. Nothing is ever removed: a log with a limit writes over its oldest tokens, and a link to a place that
+is no longer held ends the search, since the places behind it are older still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgrammar.spec.logs import Lanes, TokenLog
+
+_MIN_SIZE = 64
+_MIN_ARENA = 1024
+_MOST_AT_ONCE = 65_536
+_MOST_OTHERS = 64
+"""Places of other n-grams that are passed at most. That several n-grams share a bucket and are all frequent is rare;
+the search gives up there and misses what is older."""
+
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_NO_KEY, _NO_CONTEXT = np.uint64(0), np.uint64(1)
+"""The key of a place whose context is shorter than the n-gram, and of a context that is; they equal no other."""
+
+
+class NgramPlaces:
+    """Logs of tokens, and the most recent places of every n-gram in each of them.
+
+    Arrays with a row per length hold the longest n-grams first.
+    """
+
+    def __init__(self, min_match: int, max_match: int) -> None:
+        """No logs yet; n-grams have `min_match` to `max_match` tokens."""
+        self.lengths = np.arange(max_match, min_match - 1, -1)
+        self._num_used = 0
+        self._free: dict[int, list[int]] = {}
+        rows = len(self.lengths), _MIN_ARENA
+        self._tokens = np.zeros(_MIN_ARENA, dtype=np.int32)
+        self._keys = np.zeros(rows, dtype=np.uint64)
+        self._heads, self._same, self._other = (np.full(rows, -1, dtype=np.int64) for _ in range(3))
+
+    def new_log(self, limit: int | None = None) -> TokenLog:
+        """An empty log. One with a limit gets its slots at once, so that those that come and go lie behind it."""
+        size = _MIN_SIZE if limit is None else max(_MIN_SIZE, _power_of_two(min(limit, _MOST_AT_ONCE)))
+        return TokenLog(limit, self._allocate(size), size)
+
+    def release(self, log: TokenLog) -> None:
+        """Give its memory to other logs; it must not be used again."""
+        self._free.setdefault(log.size, []).append(log.start)
+        while last := [(size, self._num_used - size) for size, starts in self._free.items() if self._num_used - size in starts]:
+            (size, start), = last
+            self._free[size].remove(start)
+            if not self._free[size]:
+                del self._free[size]
+            self._num_used = start
+        if self._num_used < len(self._tokens) // 4:
+            self._resize(max(_MIN_ARENA, self._num_used * 2))
+
+    def extend(
+        self, logs: Sequence[TokenLog], counts: Sequence[int], tokens: NDArray[np.int32]
+    ) -> NDArray[np.uint64]:
+        """Add to each log its next tokens; what stands before a token in the log is its context.
+
+        Args:
+            logs: without a limit, no two the same.
+            counts: how many of the tokens are for each of them.
+            tokens: int32 `[n]`, log by log.
+
+        Returns:
+            The keys of their contexts, uint64 `[lengths, n]`, for `extend_with_contexts`.
+        """
+        first = np.array([log.num_tokens for log in logs], dtype=np.int64)
+        for log, count in zip(logs, counts, strict=True):
+            self._reserve(log, log.num_tokens + count)
+            log.num_tokens += count
+        repeats = np.array(counts, dtype=np.int64)
+        lanes = Lanes.of(logs)[np.repeat(np.arange(len(logs)), repeats)]
+        places = np.arange(len(tokens)) + np.repeat(first - (np.cumsum(repeats) - repeats), repeats)
+        slots = lanes.start + places
+        self._tokens[slots] = tokens
+        keys = self._context_keys(slots, places, _NO_KEY)
+        self._link(lanes, places, keys)
+        return keys
+
+    def extend_with_contexts(
+        self, log: TokenLog, tokens: NDArray[np.int32], keys: NDArray[np.uint64]
+    ) -> NDArray[np.int64]:
+        """Add tokens whose contexts are not what stands before them in the log.
+
+        Args:
+            log: with a limit.
+            tokens: int32 `[n]`.
+            keys: uint64 `[lengths, n]`, of their contexts, from `extend`.
+
+        Returns:
+            Their places, int64 `[n]`.
+        """
+        first, limit = log.num_tokens, log.limit
+        assert limit is not None
+        for begin in range(0, len(tokens), limit):
+            part = slice(begin, begin + limit)
+            places = log.num_tokens + np.arange(len(tokens[part]))
+            self._reserve(log, min(limit, log.num_tokens + len(places)))
+            log.num_tokens += len(places)
+            lanes = Lanes.of_one(log, len(places))
+            self._tokens[lanes.slots(places)] = tokens[part]
+            self._link(lanes, places, keys[:, part])
+        return np.arange(first, log.num_tokens)
+
+    def contexts(self, logs: Sequence[TokenLog]) -> NDArray[np.uint64]:
+        """The keys of what each log, without a limit, ends with: uint64 `[lengths, logs]`."""
+        places = np.array([log.num_tokens for log in logs], dtype=np.int64)
+        return self._context_keys(Lanes.of(logs).start + places, places, _NO_CONTEXT)
+
+    def find(self, logs: Sequence[TokenLog], contexts: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
+        """Where the n-grams that contexts end with occurred.
+
+        Args:
+            logs: where to look, one per context.
+            contexts: uint64 `[lengths, logs]`, from `contexts`.
+            most: how many places of an n-gram are looked at, the most recent ones.
+
+        Returns:
+            int64 `[most, lengths, logs]`, the most recent place first, filled with -1. A place behind a longer
+            n-gram of its context stands there alone.
+        """
+        num_lengths, num_logs = contexts.shape
+        places = np.full((most, num_lengths * num_logs), -1, dtype=np.int64)
+        base = np.repeat(np.arange(num_lengths) * len(self._tokens), num_logs)
+        lanes = Lanes.of(logs)[np.tile(np.arange(num_logs), num_lengths)]
+        keys = contexts.ravel()
+        first = self._first_behind(lanes, base, keys, self._heads.ravel()[base + lanes.buckets(keys)])
+        same = self._same.ravel()
+        lane = np.flatnonzero(first >= 0)
+        place, lanes, base = first[lane], lanes[lane], base[lane]
+        for row in places:
+            row[lane] = place
+            place = same[base + lanes.slots(place)]
+            held = place >= lanes.oldest
+            if not held.all():
+                lane, place, lanes, base = lane[held], place[held], lanes[held], base[held]
+            if not len(lane):
+                break
+        found = places.reshape(most, num_lengths, num_logs)
+        self._keep_longest(logs, contexts, found)
+        return found
+
+    def tokens_at(self, logs: Sequence[TokenLog], places: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The tokens at places that are held, each in the log of its row: `places` is int64 `[logs, n]`."""
+        lanes = Lanes.of(logs)
+        return self._tokens[lanes.start[:, None] + places % lanes.period[:, None]]
+
+    def tail(self, log: TokenLog, count: int) -> list[int]:
+        """The last `count` tokens of a log without a limit, or all if there are fewer."""
+        end = log.start + log.num_tokens
+        tokens: list[int] = self._tokens[max(log.start, end - count) : end].tolist()
+        return tokens
+
+    def _context_keys(
+        self, slots: NDArray[np.int64], places: NDArray[np.int64], missing: np.uint64
+    ) -> NDArray[np.uint64]:
+        """Keys `[lengths, n]` of what stands before slots; `missing` where fewer tokens stand there."""
+        keys = np.empty((len(self.lengths), len(slots)), dtype=np.uint64)
+        key = np.zeros(len(slots), dtype=np.uint64)
+        factor = 1
+        for length in range(1, int(self.lengths[0]) + 1):
+            factor = factor * _MULTIPLIER % 2**64
+            token = self._tokens[np.maximum(slots - length, 0)].astype(np.uint64)
+            key += (token + np.uint64(1)) * np.uint64(factor)
+            if length >= self.lengths[-1]:
+                keys[self.lengths[0] - length] = np.where(places >= length, key, missing)
+        return keys
+
+    def _link(self, lanes: Lanes, places: NDArray[np.int64], keys: NDArray[np.uint64]) -> None:
+        """Put new places into their buckets: those of a lane's log in ascending order, behind all it had."""
+        slots = lanes.slots(places)
+        self._keys[:, slots] = keys
+        heads, all_keys = self._heads.ravel(), self._keys.ravel()
+        same, other = self._same.ravel(), self._other.ravel()
+
+        row, column = np.nonzero(keys != _NO_KEY)
+        base = row * len(self._tokens)
+        bucket = base + lanes[column].buckets(keys[row, column])
+        order = np.argsort(bucket, kind="stable")
+        bucket, base, column, key = bucket[order], base[order], column[order], keys[row, column][order]
+        if not len(bucket):
+            return
+        lanes, place, slot = lanes[column], places[column], base + slots[column]
+
+        # Runs of places behind the same n-gram in one bucket; `before` is what the bucket had last before each.
+        is_first = np.concatenate(([True], bucket[1:] != bucket[:-1]))
+        starts_run = is_first | np.concatenate(([True], key[1:] != key[:-1]))
+        before = np.concatenate(([-1], place[:-1]))
+        before[is_first] = heads[bucket[is_first]]
+        before = np.where(before >= lanes.oldest, before, -1)
+
+        start = np.flatnonzero(starts_run)
+        before_run, run_lanes, run_base, run_key = before[start], lanes[start], base[start], key[start]
+        before_slot = run_base + run_lanes.slots(before_run)
+        goes_on = (before_run >= 0) & (all_keys[before_slot] == run_key)
+        other_of_run = np.where(goes_on, other[before_slot], before_run)
+        other[slot] = other_of_run[np.cumsum(starts_run) - 1]
+        before[start] = self._first_behind(run_lanes, run_base, run_key, before_run)
+        same[slot] = before
+        is_last = np.concatenate((is_first[1:], [True]))
+        heads[bucket[is_last]] = place[is_last]
+
+    def _first_behind(
+        self,
+        lanes: Lanes,
+        base: NDArray[np.int64],
+        keys: NDArray[np.uint64],
+        places: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """The first place behind each lane's n-gram, from a place of its bucket on; -1 where there is none."""
+        all_keys, other = self._keys.ravel(), self._other.ravel()
+        found = np.where(places >= lanes.oldest, places, -1)
+        lane = np.flatnonzero(found >= 0)
+        for _ in range(_MOST_OTHERS):
+            lanes_here = lanes[lane]
+            slot = base[lane] + lanes_here.slots(found[lane])
+            is_other = all_keys[slot] != keys[lane]
+            lane = lane[is_other]
+            if not len(lane):
+                return found
+            further = other[slot[is_other]]
+            further[further < lanes.oldest[lane]] = -1
+            found[lane] = further
+            lane = lane[further >= 0]
+        found[lane] = -1
+        return found
+
+    def _keep_longest(
+        self, logs: Sequence[TokenLog], contexts: NDArray[np.uint64], found: NDArray[np.int64]
+    ) -> None:
+        """Blank the places that are also behind the next longer n-gram of their context."""
+        most, row, column = np.nonzero(found[:, 1:] >= 0)
+        lanes = Lanes.of(logs)[column]
+        slots = lanes.slots(found[most, row + 1, column])
+        again = self._keys[row, slots] == contexts[row, column]
+        found[most[again], row[again] + 1, column[again]] = -1
+
+    def _reserve(self, log: TokenLog, num_tokens: int) -> None:
+        """Give a log slots for so many tokens: where it lies if it is the last one, else elsewhere."""
+        if num_tokens <= log.size:
+            return
+        size = _power_of_two(num_tokens)
+        held = slice(log.start, log.start + log.num_tokens)
+        tokens, keys = self._tokens[held].copy(), self._keys[:, held].copy()
+        self.release(log)
+        log.start, log.size = self._allocate(size), size
+        self._tokens[log.start : log.start + log.num_tokens] = tokens
+        self._link(Lanes.of_one(log, log.num_tokens), np.arange(log.num_tokens), keys)
+
+    def _allocate(self, size: int) -> int:
+        """The first of `size` slots, with empty buckets."""
+        free = self._free.get(size)
+        if free:
+            start = free.pop()
+        else:
+            start = self._num_used
+            self._num_used += size
+            room = len(self._tokens)
+            if self._num_used > room:
+                self._resize(max(self._num_used, room * 3 // 2))
+        self._heads[:, start : start + size] = -1
+        return start
+
+    def _resize(self, num_slots: int) -> None:
+        """Make the arrays so long; what is in use stays."""
+        kept = min(num_slots, len(self._tokens))
+        tokens, keys, links = self._tokens, self._keys, (self._heads, self._same, self._other)
+        self._tokens = np.zeros(num_slots, dtype=np.int32)
+        self._tokens[:kept] = tokens[:kept]
+        rows = len(self.lengths), num_slots
+        self._keys = np.zeros(rows, dtype=np.uint64)
+        self._keys[:, :kept] = keys[:, :kept]
+        self._heads, self._same, self._other = (np.full(rows, -1, dtype=np.int64) for _ in links)
+        for new, old in zip((self._heads, self._same, self._other), links, strict=True):
+            new[:, :kept] = old[:, :kept]
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()
