@@ -6,15 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from specgrammar.cli.svg import document, label, line, rectangle, shortened, width_of
-from specgrammar.runtime.intervals import Interval, between, common, innermost
-from specgrammar.runtime.overlap import (
-    GRAMMAR_STAGES,
-    forward_intervals,
-    grammar_intervals,
-    how_it_overlaps,
-    summarize,
-)
+from specgrammar.runtime.intervals import common
+from specgrammar.runtime.overlap import how_it_overlaps, summarize
 from specgrammar.runtime.timeline import LANES, Span, Timeline
+from specgrammar.runtime.work import GRAMMAR_STAGES, Work, pieces
 
 WIDTH = 1200.0
 _LEFT, _RIGHT = 90.0, 1180.0
@@ -42,6 +37,8 @@ _COLOURS = {
     "settle": "#c7e9c0",
     "compile": "#d9c9a3",
     "prefill": "#b3a1cf",
+    "draft": "#6a9bc3",
+    "keep": "#8d9dc4",
     "forward": "#3b4a6b",
 }
 _OTHER_COLOUR = "#bdbdbd"
@@ -53,16 +50,16 @@ def draw(timeline: Timeline, steps: range) -> str:
     ends = timeline.step_ends
     begin = ends[steps.start - 1] if steps.start else min(timeline.begin, ends[0])
     window = _Window(begin, max(ends[steps.stop - 1], begin + 1e-9))
-    pieces = [piece for lane in LANES for piece in innermost(_lane(timeline, lane)) if window.shows(piece)]
-    stages = [stage for stage in _COLOURS if any(piece.stage == stage for piece in pieces)]
-    stages += sorted({piece.stage for piece in pieces}.difference(stages))
+    shown = [piece for lane in LANES for piece in pieces(timeline, lane) if window.shows(piece)]
+    stages = [stage for stage in _COLOURS if any(piece.stage == stage for piece in shown)]
+    stages += sorted({piece.stage for piece in shown}.difference(stages))
     entries = [(stage, _colour(stage)) for stage in stages]
-    entries += [("grammar under a forward", _HIDDEN), ("grammar exposed", _EXPOSED)]
+    entries += [("grammar while the device works", _HIDDEN), ("grammar exposed", _EXPOSED)]
     legend, height = _legend(entries)
     title = f"Steps {steps.start} to {steps.stop - 1} of {len(ends)}: host and device"
     elements = [
         *_heading(timeline, steps, title),
-        *_lanes(timeline, window, pieces),
+        *_lanes(timeline, window, shown),
         *_strip(timeline, window),
         *_step_marks(window, [begin, *ends[steps.start : steps.stop]], steps.start),
         *_axis(window, timeline.begin),
@@ -93,7 +90,7 @@ def _heading(timeline: Timeline, steps: range, title: str) -> Iterator[str]:
         f"medians of these steps: step {overlap.step_ms:.2f} ms, grammar {overlap.grammar_ms_per_step:.2f} ms"
     )
     if overlap.overlap_ms_per_step is not None:
-        figures += f", of it under the forward {overlap.overlap_ms_per_step:.2f} ms"
+        figures += f", of it while the device works {overlap.overlap_ms_per_step:.2f} ms"
     if overlap.bubble_ms_per_step is not None:
         figures += f", bubble {overlap.bubble_ms_per_step:.2f} ms"
     title = f"{title} ({run})" if run else title
@@ -102,11 +99,11 @@ def _heading(timeline: Timeline, steps: range, title: str) -> Iterator[str]:
     yield label(20, _FIGURES, shortened(figures, width, 12))
 
 
-def _lanes(timeline: Timeline, window: _Window, pieces: Sequence[Span]) -> Iterator[str]:
+def _lanes(timeline: Timeline, window: _Window, shown: Sequence[Span]) -> Iterator[str]:
     for lane in LANES:
         yield label(_LEFT - 8, _TOP[lane] + _LANE_HEIGHT / 2 + 4, lane, anchor="end", bold=True)
         yield rectangle(_LEFT, _TOP[lane], _RIGHT - _LEFT, _LANE_HEIGHT, "#fafafa")
-    for piece in pieces:
+    for piece in shown:
         x, end = window.x(piece.begin), window.x(piece.end)
         milliseconds = 1e3 * (piece.end - piece.begin)
         tip = f"{piece.stage}, step {timeline.step_of(piece.begin)}: {milliseconds:.3f} ms"
@@ -118,21 +115,13 @@ def _lanes(timeline: Timeline, window: _Window, pieces: Sequence[Span]) -> Itera
 
 
 def _strip(timeline: Timeline, window: _Window) -> Iterator[str]:
-    """The grammar's work once more, by whether a forward ran at the time."""
+    """The grammar's work once more, by whether the device worked at the time."""
     yield label(_LEFT - 8, _STRIP + 12, "grammar", anchor="end", bold=True)
-    grammar, forward = grammar_intervals(timeline), forward_intervals(timeline)
-    infinity = [(-math.inf, -math.inf), *forward, (math.inf, math.inf)]
-    for intervals, colour in (
-        (common(grammar, forward), _HIDDEN),
-        (common(grammar, between(infinity)), _EXPOSED),
-    ):
-        for interval in common(intervals, [(window.begin, window.end)]):
-            yield _strip_piece(window, interval, colour)
-
-
-def _strip_piece(window: _Window, interval: Interval, colour: str) -> str:
-    x, end = window.x(interval[0]), window.x(interval[1])
-    return rectangle(x, _STRIP, max(end - x, 0.4), _STRIP_HEIGHT, colour)
+    work = Work.of(timeline)
+    for intervals, colour in ((work.overlap, _HIDDEN), (work.exposed, _EXPOSED)):
+        for begin, end in common(intervals, [(window.begin, window.end)]):
+            x = window.x(begin)
+            yield rectangle(x, _STRIP, max(window.x(end) - x, 0.4), _STRIP_HEIGHT, colour)
 
 
 def _step_marks(window: _Window, bounds: Sequence[float], first: int) -> Iterator[str]:
@@ -165,7 +154,7 @@ def _legend(entries: Sequence[tuple[str, str]]) -> tuple[list[str], float]:
     elements: list[str] = []
     x, y = _LEFT, _LEGEND
     for name, colour in entries:
-        text = shortened(name, 220, 12)
+        text = shortened(name, 260, 12)
         if name in GRAMMAR_STAGES:
             text += " (grammar)"
         width = 20 + width_of(text, 12) + 16
@@ -174,10 +163,6 @@ def _legend(entries: Sequence[tuple[str, str]]) -> tuple[list[str], float]:
         elements += [rectangle(x, y - 11, 14, 14, colour), label(x + 20, y, text)]
         x += width
     return elements, y + 20
-
-
-def _lane(timeline: Timeline, lane: str) -> list[Span]:
-    return [span for span in timeline.spans if span.lane == lane]
 
 
 def _colour(stage: str) -> str:

@@ -18,7 +18,7 @@ from specgrammar.runtime.overlap import Overlap, how_it_overlaps, selected_steps
 from specgrammar.runtime.timeline import Timeline
 
 _DESCRIPTION = """Summarize a trace of `specgrammar generate --trace`: what of the grammar's work on the host
-was hidden under the forward, what was exposed, and how long the device waited."""
+was hidden under the device's, what was exposed, and how long the device waited."""
 
 _STEPS = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?")
 _DRAWN_STEPS = 4  # a window that shows single stages
@@ -93,7 +93,7 @@ def _text(timeline: Timeline, overlap: Overlap) -> Iterator[str]:
         (s.lane, s.stage, s.median_ms_per_step, s.mean_ms_per_step, _percent(s.overlap_share))
         for s in overlap.stages
     ]
-    yield table(("lane", "stage", "median ms", "mean ms", "under the forward"), rows)
+    yield table(("lane", "stage", "median ms", "mean ms", "while the device works"), rows)
     yield ""
     yield from _notes(overlap)
 
@@ -107,24 +107,26 @@ def _figures(overlap: Overlap) -> Iterator[tuple[str, str]]:
         yield "forward, inline", _ms(overlap.inline_forward_ms)
         yield "saved against inline", _ms(overlap.saved_ms_per_step)
     yield "grammar on the host", _ms(overlap.grammar_ms_per_step)
-    yield "  under the forward", _ms(overlap.overlap_ms_per_step)
-    yield "  hidden", _ms(overlap.hidden_grammar_ms_per_step)
-    yield "  exposed", _ms(overlap.exposed_grammar_ms_per_step)
-    yield "hidden, of the grammar's time", _percent(overlap.hidden_grammar_share)
+    yield "  while the device works", _ms(overlap.overlap_ms_per_step)
+    yield "  under the forward itself", _ms(overlap.under_forward_ms_per_step)
+    yield "grammar in the device's lane", _ms(overlap.device_grammar_ms_per_step)
+    yield "hidden", _ms(overlap.hidden_grammar_ms_per_step)
+    yield "exposed", _ms(overlap.exposed_grammar_ms_per_step)
+    yield "hidden, of the grammar's time on the host", _percent(overlap.hidden_grammar_share)
     yield "exposed, of the step", _percent(overlap.exposed_grammar_share_of_step)
-    yield "under the forward, of all steps' sum", _percent(overlap.overlap_share_of_all_steps)
+    yield "while the device works, of all steps' sum", _percent(overlap.overlap_share_of_all_steps)
     yield "bubble (device idle before a forward)", _ms(overlap.bubble_ms_per_step)
 
 
 def _notes(overlap: Overlap) -> Iterator[str]:
     if overlap.forward_ms is None:
-        yield "note: the device reported no forwards, so what was hidden cannot be told"
+        yield "note: the device reported no work, so what was hidden cannot be told"
     elif overlap.hidden_is_measured:
         yield "note: hidden is at most what the step was shorter than inline; the rest of it is exposed"
     else:
         yield (
-            "note: hidden is the time under a forward; that the forward may have been slower for it is not "
-            "accounted for (give the inline run with --against)"
+            "note: hidden is the time while the device works; that the forward may have been slower for it is "
+            "not accounted for (give the inline run with --against)"
         )
     if overlap.num_dropped:
         yield f"note: the recording was full: {overlap.num_dropped} spans behind its last step are not in it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import inf
 
 from specgrammar.runtime.timeline import Span
 
@@ -19,7 +20,7 @@ def innermost(spans: Sequence[Span]) -> list[Span]:
     """
     pieces: list[Span] = []
     open_: list[Span] = []
-    covered = float("-inf")
+    covered = -inf
 
     def cover(span: Span, until: float) -> None:
         nonlocal covered
@@ -81,3 +82,8 @@ def by_step(intervals: Iterable[Interval], ends: Sequence[float]) -> list[float]
             seconds[step] += until - begin
             begin, step = until, step + 1
     return seconds
+
+
+def outside(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
+    """What `a` covers and `b` does not."""
+    return common(a, between([(-inf, -inf), *b, (inf, inf)]))

@@ -1,13 +1,14 @@
-"""How much of the grammar's work was hidden under the forward: the numbers of `specgrammar trace`.
+"""How much of the grammar's work was hidden under the device's: the numbers of `specgrammar trace`.
 
 For one step, in seconds of a timeline:
 
     step      from the end of the step before to its own end
     forward   the device's spans named `forward`
-    grammar   `barrier`, `build`, `upload`, `apply` and `resample`, on the host or reported by the device.
-              A moment inside two spans counts once, as the inner one's: `resolve`, the wait for drafts that a
-              device made, is no work of the grammar's
-    overlap   what grammar and forward have in common
+    grammar   the host's `barrier`, `build`, `upload`, `apply` and `resample`. A moment inside two spans counts
+              once, as the inner one's: `resolve`, the wait for drafts that a device made, is no grammar work
+    overlap   grammar during which the device worked: at a forward, or at what the next forward waits for (the
+              cache kept, a draft, a prompt). That under a forward itself is given, too
+    aside     grammar work that the device reports (`apply` on a CPU stream), which nothing hides
     bubble    from the end of the last forward to the begin of this one, less what else the device did then
 
 and over the steps, each one a median, so that a step with a prefill or a compilation in it does not matter:
@@ -16,7 +17,7 @@ and over the steps, each one a median, so that a step with a prefill or a compil
                   saved  = median over the steps of (inline step - step)
                   hidden = min(overlap, max(0, saved))
               since the two share cores and memory, and a forward that the host slows down has hidden nothing
-    exposed   grammar - hidden
+    exposed   grammar - hidden + aside
     hidden_grammar_share              hidden / grammar
     exposed_grammar_share_of_step     exposed / step
 
@@ -31,11 +32,9 @@ from statistics import fmean, median
 from typing import Any
 
 from specgrammar.errors import ConfigError
-from specgrammar.runtime.intervals import between, by_step, common, innermost, merged
-from specgrammar.runtime.timeline import LANES, Lane, Span, Timeline
-
-GRAMMAR_STAGES = ("barrier", "build", "upload", "apply", "resample")
-FORWARD = "forward"
+from specgrammar.runtime.intervals import Interval, between, by_step, common, merged
+from specgrammar.runtime.timeline import LANES, Lane, Timeline
+from specgrammar.runtime.work import FORWARD, Work, pieces
 
 _SAME_RUN = ("algorithm", "backend", "policy")  # facts that a run and its inline counterpart share
 
@@ -49,22 +48,22 @@ class StageTime:
     median_ms_per_step: float
     mean_ms_per_step: float
     overlap_share: float | None
-    """Of its time, the part under a forward; None for a device's stage."""
+    """Of its time, the part during which the device worked; None for a device's stage."""
 
 
 @dataclass(frozen=True)
 class Overlap:
     """The summary of a timeline; times in milliseconds per step, medians where the name does not say otherwise.
 
-    What needs the device's forwards is None where it reported none, what needs an inline run is None without
-    one, and the share of no grammar work is None.
+    What needs the device's work is None where it reported none, what needs an inline run is None without one,
+    and the share of no grammar work is None.
 
     Attributes:
         first_step: the first selected step.
         num_steps: how many, all with their ends.
         hidden_is_measured: whether hidden time is limited to what an inline run was slower by.
-        overlap_share_of_all_steps: of the grammar's time in all selected steps, summed, the part under a
-            forward: what medians could leave out.
+        overlap_share_of_all_steps: of the grammar's time in all selected steps, summed, the part during which
+            the device worked: what medians could leave out.
         num_dropped: spans that did not fit the recording, all behind its last step.
     """
 
@@ -76,6 +75,8 @@ class Overlap:
     bubble_ms_per_step: float | None
     grammar_ms_per_step: float
     overlap_ms_per_step: float | None
+    under_forward_ms_per_step: float | None
+    device_grammar_ms_per_step: float
     inline_step_ms: float | None
     inline_forward_ms: float | None
     saved_ms_per_step: float | None
@@ -100,29 +101,31 @@ def summarize(timeline: Timeline, steps: range, against: Timeline | None = None)
     Raises:
         ConfigError: `against` is of another run.
     """
-    step, forward, grammar, overlap, bubble = _selected(timeline, steps)
-    step_ms, grammar_ms = median(step), median(grammar)
-    overlap_ms = median(overlap) if any(forward) else None
+    ours = _per_step(timeline, steps)
+    step_ms, grammar_ms, aside_ms = median(ours.step), median(ours.grammar), median(ours.aside)
+    overlap_ms = median(ours.overlap) if ours.has_device else None
     inline_step_ms = inline_forward_ms = saved = None
     hidden = overlap_ms
     if against is not None:
         _check_same_run(timeline, against)
-        inline_step, inline_forward, *_ = _selected(against, steps)
-        inline_step_ms = median(inline_step)
-        inline_forward_ms = median(inline_forward) if any(inline_forward) else None
-        saved = median(slow - fast for slow, fast in zip(inline_step, step, strict=True))
+        inline = _per_step(against, steps)
+        inline_step_ms = median(inline.step)
+        inline_forward_ms = median(inline.forward) if inline.has_device else None
+        saved = median(slow - fast for slow, fast in zip(inline.step, ours.step, strict=True))
         if overlap_ms is not None:
             hidden = min(overlap_ms, max(0.0, saved))
-    exposed = None if hidden is None else grammar_ms - hidden
+    exposed = None if hidden is None else grammar_ms - hidden + aside_ms
     return Overlap(
         first_step=steps.start,
         num_steps=len(steps),
         step_ms=step_ms,
-        mean_step_ms=fmean(step),
-        forward_ms=median(forward) if any(forward) else None,
-        bubble_ms_per_step=median(bubble) if bubble else None,
+        mean_step_ms=fmean(ours.step),
+        forward_ms=median(ours.forward) if ours.has_device else None,
+        bubble_ms_per_step=median(ours.bubble) if ours.bubble else None,
         grammar_ms_per_step=grammar_ms,
         overlap_ms_per_step=overlap_ms,
+        under_forward_ms_per_step=median(ours.under_forward) if ours.has_device else None,
+        device_grammar_ms_per_step=aside_ms,
         inline_step_ms=inline_step_ms,
         inline_forward_ms=inline_forward_ms,
         saved_ms_per_step=saved,
@@ -131,7 +134,7 @@ def summarize(timeline: Timeline, steps: range, against: Timeline | None = None)
         exposed_grammar_ms_per_step=exposed,
         hidden_grammar_share=_share(hidden, grammar_ms),
         exposed_grammar_share_of_step=_share(exposed, step_ms),
-        overlap_share_of_all_steps=_share(sum(overlap), sum(grammar)) if any(forward) else None,
+        overlap_share_of_all_steps=_share(sum(ours.overlap), sum(ours.grammar)) if ours.has_device else None,
         num_dropped=timeline.num_dropped,
         stages=tuple(_stages(timeline, steps)),
     )
@@ -145,21 +148,6 @@ def selected_steps(timeline: Timeline, selection: slice = slice(None)) -> range:
     if not (steps := range(num_steps)[selection]):
         raise ConfigError(f"the trace has steps 0 to {num_steps - 1}; the selection has none of them")
     return steps
-
-
-def grammar_intervals(timeline: Timeline) -> list[tuple[float, float]]:
-    """When the grammar's work was done, on the host or in the device's lane."""
-    return merged(
-        (piece.begin, piece.end)
-        for lane in LANES
-        for piece in _pieces(timeline, lane)
-        if piece.stage in GRAMMAR_STAGES
-    )
-
-
-def forward_intervals(timeline: Timeline) -> list[tuple[float, float]]:
-    """When the device computed a forward."""
-    return merged((span.begin, span.end) for span in timeline.spans if _is_forward(span.lane, span.stage))
 
 
 def how_it_overlaps(facts: Mapping[str, Any]) -> str:
@@ -182,25 +170,54 @@ def how_it_overlaps(facts: Mapping[str, Any]) -> str:
     return "unknown: the trace does not say what its algorithm reads"
 
 
-def _selected(timeline: Timeline, steps: range) -> tuple[list[float], ...]:
-    """Step, forward, grammar, overlap and bubble of each step, in ms; a bubble only where there is one."""
-    ends = timeline.step_ends
-    forward, grammar = forward_intervals(timeline), grammar_intervals(timeline)
+@dataclass(frozen=True)
+class _PerStep:
+    """Milliseconds by selected step; a bubble only where there was a forward before."""
+
+    has_device: bool
+    step: list[float]
+    forward: list[float]
+    grammar: list[float]
+    overlap: list[float]
+    under_forward: list[float]
+    aside: list[float]
+    bubble: list[float]
+
+
+def _per_step(timeline: Timeline, steps: range) -> _PerStep:
+    ends, work, bubbles = timeline.step_ends, Work.of(timeline), _bubbles(timeline)
     begins = [min(timeline.begin, ends[0]), *ends]
-    lengths = [end - begin for begin, end in zip(begins, ends, strict=False)]
-    columns = [lengths, *(by_step(part, ends) for part in (forward, grammar, common(grammar, forward)))]
-    selected = [[1e3 * column[step] for step in steps] for column in columns]
-    bubbles = _bubbles(timeline)
-    return (*selected, [1e3 * bubbles[step] for step in steps if step in bubbles])
+
+    def selected(intervals: list[Interval]) -> list[float]:
+        seconds = by_step(intervals, ends)
+        return [1e3 * seconds[step] for step in steps]
+
+    return _PerStep(
+        has_device=bool(work.busy),
+        step=[1e3 * (ends[step] - begins[step]) for step in steps],
+        forward=selected(work.forward),
+        grammar=selected(work.grammar),
+        overlap=selected(work.overlap),
+        under_forward=selected(common(work.grammar, work.forward)),
+        aside=selected(work.aside),
+        bubble=[1e3 * bubbles[step] for step in steps if step in bubbles],
+    )
 
 
 def _bubbles(timeline: Timeline) -> dict[int, float]:
     """By the step of the forward behind it: how long the device did nothing, in seconds."""
-    forwards = sorted((span.begin, span.end) for span in timeline.spans if _is_forward(span.lane, span.stage))
-    busy = merged((span.begin, span.end) for span in timeline.spans if span.lane == "device")
+    device = [span for span in timeline.spans if span.lane == "device"]
+    forwards = sorted((span.begin, span.end) for span in device if span.stage == FORWARD)
     begins = [begin for begin, _ in forwards[1:]]
     # Up to each forward's begin, as steps are up to their ends; the device was idle between what it did.
-    idle = by_step((gap for gap in between(busy) if forwards and gap[0] >= forwards[0][1]), begins)
+    idle = by_step(
+        (
+            gap
+            for gap in between(merged((span.begin, span.end) for span in device))
+            if forwards and gap[0] >= forwards[0][1]
+        ),
+        begins,
+    )
     bubbles: dict[int, float] = {}
     for begin, seconds in zip(begins, idle, strict=True):
         step = timeline.step_of(begin)
@@ -209,27 +226,19 @@ def _bubbles(timeline: Timeline) -> dict[int, float]:
 
 
 def _stages(timeline: Timeline, steps: range) -> list[StageTime]:
-    forward, ends = forward_intervals(timeline), timeline.step_ends
+    busy, ends = Work.of(timeline).busy, timeline.step_ends
     stages = []
     for lane in LANES:
-        by_stage: dict[str, list[tuple[float, float]]] = {}
-        for piece in _pieces(timeline, lane):
+        by_stage: dict[str, list[Interval]] = {}
+        for piece in pieces(timeline, lane):
             by_stage.setdefault(piece.stage, []).append((piece.begin, piece.end))
         for stage, intervals in by_stage.items():
-            times = [by_step(part, ends) for part in (intervals, common(merged(intervals), forward))]
+            times = [by_step(part, ends) for part in (intervals, common(merged(intervals), busy))]
             seconds, under = ([column[step] for step in steps] for column in times)
-            share = _share(sum(under), sum(seconds)) if lane == "host" and forward else None
+            share = _share(sum(under), sum(seconds)) if lane == "host" and busy else None
             if any(seconds):
                 stages.append(StageTime(lane, stage, 1e3 * median(seconds), 1e3 * fmean(seconds), share))
     return sorted(stages, key=lambda stage: (LANES.index(stage.lane), -stage.mean_ms_per_step))
-
-
-def _pieces(timeline: Timeline, lane: Lane) -> list[Span]:
-    return innermost([span for span in timeline.spans if span.lane == lane])
-
-
-def _is_forward(lane: Lane, stage: str) -> bool:
-    return lane == "device" and stage == FORWARD
 
 
 def _check_same_run(timeline: Timeline, against: Timeline) -> None:

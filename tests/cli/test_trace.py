@@ -144,7 +144,7 @@ def test_the_summary_as_text(run: Run, saved: Path) -> None:
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "steps 3 (from step 1 on)" in lines
     assert "step 10.000 ms (mean 10.000 ms)" in lines
-    assert "hidden, of the grammar's time 85.7 %" in lines
+    assert "hidden, of the grammar's time on the host 85.7 %" in lines
     assert "exposed, of the step 5.0 %" in lines
     assert "host build 1.500 1.500 100.0 %" in lines
     assert "not accounted for" in out
@@ -171,7 +171,7 @@ def test_what_the_recording_lacks_is_noted(run: Run, tmp_path: Path) -> None:
     timeline.num_dropped = 9
     timeline.save(tmp_path / "trace.json")
     _, out, _ = run("trace", tmp_path / "trace.json")
-    assert "reported no forwards" in out
+    assert "reported no work" in out
     assert "9 spans behind its last step are not in it" in out
     assert "forward not known" in " ".join(out.split())
 
@@ -305,7 +305,7 @@ def test_the_picture_shows_lanes_stages_and_what_was_hidden() -> None:
     texts = texts_of(picture)
     assert {"host", "device", "grammar", "step 1", "ms since the recording began"} <= set(texts)
     assert {"10", "12", "20"} <= set(texts), "ticks, from the begin of the recording"
-    assert {"build (grammar)", "grammar under a forward", "grammar exposed"} <= set(texts), "the legend"
+    assert {"build (grammar)", "grammar while the device works", "grammar exposed"} <= set(texts), "the legend"
     assert any(text.startswith("Steps 1 to 1 of 3") for text in texts)
     # 10 ms on 1,090 pixels from 90 on.
     assert rectangles(picture, "forward") == [pytest.approx((90 + 1.5 * 109, 7 * 109), abs=0.1)]
@@ -360,7 +360,7 @@ def test_widths_are_estimated_on_the_safe_side() -> None:
     for text in (
         "propose",
         "launch",
-        "grammar under a forward",
+        "grammar while the device works",
         "step 1234",
         "build (grammar)",
         "0123456789.5",

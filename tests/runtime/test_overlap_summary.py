@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgrammar.errors import ConfigError
-from specgrammar.runtime.intervals import Interval, between, by_step, common, innermost, merged
+from specgrammar.runtime.intervals import Interval, between, by_step, common, innermost, merged, outside
 from specgrammar.runtime.overlap import Overlap, how_it_overlaps, selected_steps, summarize
 from specgrammar.runtime.timeline import Span, Timeline
 from tests.runtime.timelines import regular
@@ -27,6 +27,8 @@ def test_the_numbers_of_a_regular_run() -> None:
     assert overlap.forward_ms == pytest.approx(7)
     assert overlap.grammar_ms_per_step == pytest.approx(3.5), "barrier 1, build 1.5, upload .5, apply .5"
     assert overlap.overlap_ms_per_step == pytest.approx(3)
+    assert overlap.under_forward_ms_per_step == pytest.approx(3)
+    assert overlap.device_grammar_ms_per_step == 0
     assert overlap.hidden_grammar_ms_per_step == pytest.approx(3)
     assert overlap.exposed_grammar_ms_per_step == pytest.approx(0.5)
     assert overlap.hidden_grammar_share == pytest.approx(3 / 3.5)
@@ -107,15 +109,31 @@ def test_the_sum_over_all_steps_shows_what_a_median_leaves_out() -> None:
     assert overlap.overlap_share_of_all_steps == pytest.approx(5 * 3 / (5 * 3.5 + 7))
 
 
-def test_grammar_work_in_the_device_s_lane_is_exposed() -> None:
+def test_grammar_work_in_the_device_s_lane_is_exposed_and_none_of_the_host_s() -> None:
     timeline = regular()
     begin = timeline.begin
     for step in range(3):
         timeline.add("device", "apply", begin + step / 100 + 0.0087, begin + step / 100 + 0.0095)
     overlap = summary(timeline)
-    # From 8.5 on, where the host's begins, to 9.5: what both do at a time counts once.
-    assert overlap.grammar_ms_per_step == pytest.approx(4)
+    # The device's from 8.7 to 9.5, the host's until 9: what both do at a time counts once.
+    assert overlap.grammar_ms_per_step == pytest.approx(3.5)
+    assert overlap.hidden_grammar_share == pytest.approx(3 / 3.5)
+    assert overlap.device_grammar_ms_per_step == pytest.approx(0.5)
     assert overlap.exposed_grammar_ms_per_step == pytest.approx(1)
+    assert overlap.exposed_grammar_share_of_step == pytest.approx(0.1)
+    assert overlap.bubble_ms_per_step == pytest.approx(2.2)
+
+
+def test_work_that_the_forward_waits_for_hides_grammar_work_as_the_forward_does() -> None:
+    timeline = regular()
+    # The forward begins at 4 instead of 1.5; until 3.9 the device keeps the cache.
+    late = [s._replace(begin=s.begin + 0.0025) if s.stage == "forward" else s for s in timeline.spans]
+    timeline.spans = late
+    for step in range(3):
+        timeline.add("device", "keep", 5 + step / 100 + 0.0015, 5 + step / 100 + 0.0039)
+    overlap = summary(timeline)
+    assert overlap.overlap_ms_per_step == pytest.approx(2.9), "barrier 2-3, build 3.5-3.9 and 4-5, upload 5-5.5"
+    assert overlap.under_forward_ms_per_step == pytest.approx(1.5), "build 4-5, upload 5-5.5"
 
 
 def test_without_forwards_nothing_is_said_about_hiding() -> None:
@@ -125,6 +143,7 @@ def test_without_forwards_nothing_is_said_about_hiding() -> None:
     assert overlap.step_ms == pytest.approx(10)
     assert overlap.grammar_ms_per_step == pytest.approx(3.5)
     assert overlap.forward_ms is overlap.bubble_ms_per_step is overlap.overlap_ms_per_step is None
+    assert overlap.under_forward_ms_per_step is None
     assert overlap.hidden_grammar_share is overlap.exposed_grammar_share_of_step is None
     assert overlap.overlap_share_of_all_steps is None
 
@@ -196,6 +215,7 @@ def test_intervals_are_sets(a: list[Interval], b: list[Interval], ends: list[int
     assert units(union) == units(a)
     assert all(first[1] < second[0] for first, second in pairwise(union))
     assert units(common(merged(a), merged(b))) == units(a) & units(b)
+    assert units(outside(merged(a), merged(b))) == units(a) - units(b)
     hull = set(range(int(union[0][0]), int(union[-1][1]))) if union else set[int]()
     assert units(between(union)) == hull - units(a)
     ends.sort()
