@@ -14,15 +14,16 @@ over L, with the same noise. Either way the token is the one that eager masking 
 With top-k, top-p or min-p the tokens that stay depend on the mask (p = A .5 illegal, B .3, C .2, top-k 2: the
 mask first gives B .6, the mask last .75). Requests that truncate are masked before their draw, in that step.
 
-The walk ends at the first illegal choice, whose second draw is the bonus token: one more round trip to the
-device per step, whatever the batch. A path may be shorter than eager masking's for that; what is committed is
-the same.
+On a device with memory of its own the walk ends at the first illegal choice, whose second draw is the bonus
+token: one more round trip per step, whatever the batch. A path may be shorter than eager masking's for that;
+what is committed is the same. On the CPU, where a second draw is no trip, the walk goes on behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -31,8 +32,9 @@ from numpy.typing import NDArray
 from specgrammar.grammar.build import build_grammar_mask
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.rows import MaskRows
-from specgrammar.grammar.session import GrammarSession, refused
+from specgrammar.grammar.session import GrammarSession, refuses
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary
+from specgrammar.protocols.staging import BitmaskSlot
 from specgrammar.runtime.masking import LaunchedStep, MaskParts, Verified
 from specgrammar.spec.sampler import sample_tokens
 from specgrammar.spec.walk import Walk, rows_of, to_host
@@ -64,22 +66,12 @@ class LazyMasking:
             num_rows = 0
         else:
             logits, num_rows = self._mask_the_others(step, tree, guarded, status)
-        slot = parts.allocator.acquire(tree.num_nodes if step.want_logprobs else tree.bs)
-        try:
-            rows = MaskRows(slot.rows, tree.num_nodes)
-            with span("accept"):
-                walk = GuardedWalk(tree, logits, status, step, guarded, rows).run()
-            mask = GrammarMask(rows, slot, parts.device, parts.vocabulary.vocab_size)
-        except BaseException:
-            slot.release(None)
-            raise
-        with mask:
-            if mask.num_rows:
-                with span("resample"):
-                    mask.upload()
-                    mask.apply(logits)
-                    walk.draw_again()
-        return Verified(walk.paths(step.want_logprobs), status, num_rows + mask.num_rows)
+        capacity = tree.num_nodes if step.want_logprobs else tree.bs
+        with span("accept"), SecondDraws(parts, capacity, tree.num_nodes, logits) as second:
+            walk = GuardedWalk(tree, logits, status, step, guarded, second).run()
+            walk.finish()
+            paths = walk.paths(step.want_logprobs)
+        return Verified(paths, status, num_rows + second.num_rows, walk.num_cut)
 
     def _mask_the_others(
         self, step: LaunchedStep, tree: HostTree, guarded: Sequence[bool], status: NDArray[np.int8]
@@ -104,6 +96,53 @@ class LazyMasking:
         return logits, mask.num_rows
 
 
+class SecondDraws:
+    """The rows that a step fills for second draws, and the masks that bring them to the logits.
+
+    Attributes:
+        num_rows: rows that were applied.
+        at_once: whether bringing a row to the logits is no trip to a device.
+    """
+
+    def __init__(self, parts: MaskParts, capacity: int, num_nodes: int, logits: torch.Tensor) -> None:
+        """Nothing is filled; memory for `capacity` rows is taken when it is."""
+        self.num_rows = 0
+        self.at_once = parts.device.shares_host_memory
+        self._parts, self._capacity, self._num_nodes, self._logits = parts, capacity, num_nodes, logits
+        self._filled: tuple[MaskRows, BitmaskSlot] | None = None
+
+    def __enter__(self) -> Self:
+        """Nothing more to do."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Give back what was filled and not applied."""
+        if self._filled is not None:
+            self._filled[1].release(None)
+
+    def fill(self, session: GrammarSession, node: int) -> None:
+        """Fill a row for the node (flat index) that the session's grammar stands behind."""
+        if self._filled is None:
+            slot = self._parts.allocator.acquire(self._capacity)
+            self._filled = MaskRows(slot.rows, self._num_nodes), slot
+        session.fill_ahead(self._filled[0], node)
+
+    def offers(self, node: int) -> bool:
+        """Whether the node has a row that allows something."""
+        return self._filled is not None and self._filled[0].statuses[node] == NodeStatus.LIVE
+
+    def apply(self) -> None:
+        """Mask the logits of all nodes that were filled since the last call."""
+        if self._filled is None:
+            return
+        with self._parts.trace.span("resample"):
+            (rows, slot), self._filled = self._filled, None
+            with GrammarMask(rows, slot, self._parts.device, self._parts.vocabulary.vocab_size) as mask:
+                self.num_rows += mask.num_rows
+                mask.upload()
+                mask.apply(self._logits)
+
+
 class GuardedWalk(Walk):
     """The walk of `accept` over unmasked rows; the grammar is asked about each choice of a guarded request."""
 
@@ -114,49 +153,78 @@ class GuardedWalk(Walk):
         status: NDArray[np.int8],
         step: LaunchedStep,
         guarded: Sequence[bool],
-        rows: MaskRows,
+        second: SecondDraws,
     ) -> None:
         super().__init__(tree, logits, status, step.batch.requests, None)
-        self._sessions, self._guarded, self._rows = step.sessions, guarded, rows
+        self._sessions, self._guarded, self._second = step.sessions, guarded, second
         self._fill_all = step.want_logprobs
-        self._refused: list[tuple[int, int, int, int]] = []  # level, place in it, request, node
+        self._at_once = second.at_once
+        self._refused: list[_Refused] = []
+        self.num_cut = 0  # paths that ended although a child carries their second draw
 
     def decide(
         self, walking: NDArray[np.int64], here: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As `Walk.decide`; a choice that the grammar refuses is no token yet, and nothing follows it."""
+        """As `Walk.decide`; a choice that the grammar refuses is drawn again, here or by `finish`."""
         token, child = super().decide(walking, here, positions)
         depth = len(self.levels)
         for place, (request, node, choice) in enumerate(
             zip(walking.tolist(), here.tolist(), token.tolist(), strict=True)
         ):
-            if not self._guarded[request]:
-                continue
-            session = self._sessions[request]
-            if self._fill_all:
-                session.fill_ahead(self._rows, node)
-            if choice >= 0 and session.finish is None and session.try_ahead(choice):
-                continue
-            if not self._fill_all:
-                session.fill_ahead(self._rows, node)
-            token[place] = child[place] = -1
-            if self._rows.statuses[node] == NodeStatus.LIVE:
-                self._refused.append((depth, place, request, node))
+            if self._guarded[request] and not self._takes(request, node, choice):
+                token[place] = child[place] = -1
+                if self._second.offers(node):
+                    self._refused.append(_Refused(depth, place, request, node))
+        if self._at_once:
+            again, tokens = self._draw_again()
+            places = [refused.place for refused in again]
+            token[places], child[places] = tokens, self.find_child(here[places], tokens)
         return token, child
 
-    def draw_again(self) -> None:
-        """Draw the refused choices from their rows, which are masked now; each is a bonus token."""
-        if not self._refused:
-            return
-        depth, place, request, node = np.array(self._refused).T
+    def finish(self) -> None:
+        """Draw what is still refused; each is a bonus token."""
+        again, tokens = self._draw_again()
+        for refused, token in zip(again, tokens, strict=True):
+            self.levels[refused.depth].token[refused.place] = self.bonus[refused.request] = token
+        nodes = np.array([refused.node for refused in again], np.int64)
+        self.num_cut = int(np.count_nonzero(self.find_child(nodes, tokens) >= 0))
+
+    def _takes(self, request: int, node: int, choice: int) -> bool:
+        """Whether the grammar moved over the choice; if not, the node's row is filled."""
+        session = self._sessions[request]
+        if self._fill_all:
+            self._second.fill(session, node)
+        if choice >= 0 and session.finish is None and session.try_ahead(choice):
+            return True
+        if not self._fill_all:
+            self._second.fill(session, node)
+        return False
+
+    def _draw_again(self) -> tuple[list[_Refused], NDArray[np.int64]]:
+        """Second draws of all refused choices, from rows that are masked now; -1 where nothing can be drawn."""
+        self._second.apply()
+        again, self._refused = self._refused, []
+        if not again:
+            return again, np.empty(0, np.int64)
+        depth, _, request, node = np.array(again).T
         positions = self.num_tokens[request] + depth
-        token = to_host(sample_tokens(rows_of(self.logits, node), self.table.take(request), positions))
-        for d, p, r, choice in zip(depth, place, request, token.tolist(), strict=True):
-            session = self._sessions[r]
-            if choice >= 0 and not session.try_ahead(choice) and session.finish is None:
-                session.fail(refused(choice, len(session.output) + int(d)))
-            if session.finish is None:
-                self.levels[d].token[p] = self.bonus[r] = choice
+        tokens = to_host(sample_tokens(rows_of(self.logits, node), self.table.take(request), positions))
+        for index, (refused, token) in enumerate(zip(again, tokens.tolist(), strict=True)):
+            session = self._sessions[refused.request]
+            if token >= 0 and session.finish is None and not session.try_ahead(token):
+                session.fail(refuses(token, len(session.output) + refused.depth))
+            if session.finish is not None:
+                tokens[index] = -1
+        return again, tokens
+
+
+class _Refused(NamedTuple):
+    """An illegal choice: its level, its place among those that were walking, its request and its node."""
+
+    depth: int
+    place: int
+    request: int
+    node: int
 
 
 def open_status(tree: HostTree, sessions: Sequence[GrammarSession], vocabulary: Vocabulary) -> NDArray[np.int8]:

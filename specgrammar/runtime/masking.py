@@ -55,6 +55,7 @@ class LaunchedStep:
         pending: the forward's logits.
         want_logprobs: whether log-probabilities under the mask are to be reported.
         num_nodes: of all trees.
+        launched_at: when the forward's launch began, `time.perf_counter` seconds.
     """
 
     batch: DecodeBatch
@@ -64,6 +65,7 @@ class LaunchedStep:
     pending: PendingLogits
     want_logprobs: bool
     num_nodes: int
+    launched_at: float
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,13 @@ class Verified:
         status: int8 `[num_nodes]` of `NodeStatus`. Lazily masked requests have FREE where the grammar was not
             asked, since nothing but the path was looked at.
         num_rows: bitmask rows that were filled.
+        num_cut: paths that ended although a child carries their bonus token.
     """
 
     paths: AcceptedPaths
     status: NDArray[np.int8]
     num_rows: int
+    num_cut: int = 0
 
 
 class MaskPolicy(Protocol):

@@ -6,8 +6,10 @@ paths is
     eager   max(forward, live rows * fill) + upload + apply + draw
     lazy    forward + draw + walk + share of steps with an illegal choice * (fill + upload + apply + draw)
 
-and every part depends on machine, model, grammar and load. `auto` therefore measures both in its first steps of
-a size class (nodes of the batch, by powers of two), takes the one with the smaller median and stays with it.
+and a lazy step may commit less, since its walk ends at an illegal choice where a second draw is a trip to the
+device. Every part depends on machine, model, grammar and load. `auto` therefore measures both in its first
+steps of a size class (nodes of the batch, by powers of two), takes what costs less per token, and stays with
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from specgrammar.spec.sampling import AcceptMethod, MaskPolicyChoice
 Agree = Callable[[PolicyName], PolicyName]
 """Called once per decision with this replica's choice, returns everybody's, e.g. rank 0's by a broadcast."""
 
-_NUM_TRIALS = 6
+_NUM_TRIALS = 12
 """Steps of each policy before a decision, the first of which only warms up."""
 _BETTER = 0.98
 """Lazy has to be this much cheaper: a tie goes to what hides under the forward."""
@@ -57,15 +59,27 @@ def mask_policy(choice: MaskPolicyChoice, parts: MaskParts, target: TargetModel,
 
 @dataclass
 class Trials:
-    """What was measured for one size class: seconds from launch to paths, in order, by policy."""
+    """What was measured for one size class: seconds from launch to paths, and tokens lost, by policy.
 
-    seconds: dict[PolicyName, list[float]] = field(default_factory=lambda: defaultdict(list))
+    Attributes:
+        seconds: of each step, in order.
+        num_tokens: that lazy steps committed.
+        num_lost: tokens that lazy steps would have committed besides, had they not ended at an illegal choice.
+        chosen: the decision; None while trying.
+    """
+
+    seconds: dict[PolicyName, list[float]] = field(default_factory=dict)
+    num_tokens: int = 0
+    num_lost: float = 0.0
     chosen: PolicyName | None = None
 
     @property
-    def medians(self) -> dict[PolicyName, float]:
-        """Without the first step of each, which warms up."""
-        return {name: statistics.median(spent[1:] or spent) for name, spent in self.seconds.items()}
+    def costs(self) -> dict[PolicyName, float]:
+        """Seconds for what a lazy step commits: medians, without the first step of each, which warms up."""
+        medians = {name: statistics.median(spent[1:] or spent) for name, spent in self.seconds.items()}
+        if "eager" in medians and self.num_tokens:
+            medians["eager"] /= 1 + self.num_lost / self.num_tokens
+        return medians
 
 
 class AutoMasking:
@@ -89,14 +103,18 @@ class AutoMasking:
         trials = self.trials[step.num_nodes.bit_length()]
         if trials.chosen is not None:
             return self._policies[trials.chosen].verify(step)
-        num_tried = {name: len(trials.seconds[name]) for name in self._policies}
+        num_tried = {name: len(trials.seconds.setdefault(name, [])) for name in self._policies}
         name: PolicyName = "eager" if num_tried["eager"] <= num_tried["lazy"] else "lazy"
-        begin = time.perf_counter()
         verified = self._policies[name].verify(step)
-        trials.seconds[name].append(time.perf_counter() - begin)
+        trials.seconds[name].append(time.perf_counter() - step.launched_at)
+        if name == "lazy":
+            num_tokens = int(verified.paths.accept_length.sum() + (verified.paths.bonus_token >= 0).sum())
+            trials.num_tokens += num_tokens
+            # A path that could have gone on is taken to go on as far as an average one.
+            trials.num_lost += verified.num_cut * num_tokens / len(step.batch)
         if all(len(spent) >= _NUM_TRIALS for spent in trials.seconds.values()):
-            medians = trials.medians
-            cheaper: PolicyName = "lazy" if medians["lazy"] < _BETTER * medians["eager"] else "eager"
+            costs = trials.costs
+            cheaper: PolicyName = "lazy" if costs["lazy"] < _BETTER * costs["eager"] else "eager"
             trials.chosen = self._agree(cheaper)
         return verified
 
@@ -107,6 +125,6 @@ def describe(policy: MaskPolicy) -> str:
         return "lazy" if isinstance(policy, LazyMasking) else "eager"
     said = []
     for size, trials in sorted(policy.trials.items()):
-        medians = ", ".join(f"{name} {1e3 * spent:.2f} ms" for name, spent in sorted(trials.medians.items()))
-        said.append(f"{trials.chosen or 'trying both'} below {2**size} nodes ({medians})")
+        costs = ", ".join(f"{name} {1e3 * spent:.2f} ms" for name, spent in sorted(trials.costs.items()))
+        said.append(f"{trials.chosen or 'trying both'} below {2**size} nodes ({costs})")
     return f"auto: {'; '.join(said) or 'no step yet'}"

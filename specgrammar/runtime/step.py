@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from specgrammar.protocols.grammar import Vocabulary
@@ -42,10 +43,12 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
             ledger.advance_pending()
         tree = current_draft(parts.producer.propose(batch), batch, parts.vocabulary, parts.trace)
         staged = parts.staging.stage(tree)
+    launched_at = time.perf_counter()
     with span("verify"):
         pending = parts.target.verify(batch, tree)
-    launched = LaunchedStep(batch, sessions, staged, tree.sampled, pending, want_logprobs, tree.num_nodes)
-    verified = parts.masking.verify(launched)
+    verified = parts.masking.verify(
+        LaunchedStep(batch, sessions, staged, tree.sampled, pending, want_logprobs, tree.num_nodes, launched_at)
+    )
     with span("commit"):
         parts.target.commit(batch, verified.paths)
         ledger.publish(step_result(batch, verified.status, staged.resolve(), verified.paths))
