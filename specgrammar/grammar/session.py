@@ -222,7 +222,7 @@ class GrammarSession:
             num_there += self.cursor.step_all(tokens[num_there:])
             self.cursor.settle()
             if num_there < len(tokens):
-                raise refused(tokens[num_there], self._num_advanced - len(tokens) + num_there)
+                raise refuses(tokens[num_there], self._num_advanced - len(tokens) + num_there)
 
     def commit(self, tokens: Sequence[int]) -> int:
         """`keep` and `advance`: history and grammar move together; returns how many tokens were kept.
@@ -269,7 +269,7 @@ def _out_of_range(token: int, vocabulary: Vocabulary, position: int) -> InvalidT
     )
 
 
-def refused(token: int, position: int) -> InvalidTokenError:
+def refuses(token: int, position: int) -> InvalidTokenError:
     """The error for a token of the target's that the grammar does not take: it went past its mask."""
     return InvalidTokenError(
         f"the grammar refuses token id {token} at output position {position}, which the target chose; "
