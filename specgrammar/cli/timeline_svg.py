@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +10,7 @@ from specgrammar.cli.svg import document, label, line, rectangle, shortened, wid
 from specgrammar.runtime.intervals import common
 from specgrammar.runtime.overlap import how_it_overlaps, summarize
 from specgrammar.runtime.timeline import LANES, Span, Timeline
-from specgrammar.runtime.work import GRAMMAR_STAGES, Work, pieces
+from specgrammar.runtime.work import GRAMMAR_STAGES, Work
 
 WIDTH = 1200.0
 _LEFT, _RIGHT = 90.0, 1180.0
@@ -50,7 +51,13 @@ def draw(timeline: Timeline, steps: range) -> str:
     ends = timeline.step_ends
     begin = ends[steps.start - 1] if steps.start else min(timeline.begin, ends[0])
     window = _Window(begin, max(ends[steps.stop - 1], begin + 1e-9))
-    shown = [piece for lane in LANES for piece in pieces(timeline, lane) if window.shows(piece)]
+    origin = timeline.begin
+    # A long run's other steps are not sorted out; but for one before, at which the first bubble begins.
+    since = begin if steps.start < 2 else ends[steps.start - 2]
+    near = [span for span in timeline.spans if span.end > since and span.begin < window.end]
+    timeline = dataclasses.replace(timeline, spans=near)
+    work = Work.of(timeline)
+    shown = [piece for lane in LANES for piece in work.pieces[lane] if window.shows(piece)]
     stages = [stage for stage in _COLOURS if any(piece.stage == stage for piece in shown)]
     stages += sorted({piece.stage for piece in shown}.difference(stages))
     entries = [(stage, _colour(stage)) for stage in stages]
@@ -60,9 +67,9 @@ def draw(timeline: Timeline, steps: range) -> str:
     elements = [
         *_heading(timeline, steps, title),
         *_lanes(timeline, window, shown),
-        *_strip(timeline, window),
+        *_strip(work, window),
         *_step_marks(window, [begin, *ends[steps.start : steps.stop]], steps.start),
-        *_axis(window, timeline.begin),
+        *_axis(window, origin),
         *legend,
     ]
     return document(WIDTH, height, title, elements)
@@ -114,10 +121,9 @@ def _lanes(timeline: Timeline, window: _Window, shown: Sequence[Span]) -> Iterat
             yield label((x + end) / 2, y, piece.stage, size=11, fill=fill, anchor="middle")
 
 
-def _strip(timeline: Timeline, window: _Window) -> Iterator[str]:
+def _strip(work: Work, window: _Window) -> Iterator[str]:
     """The grammar's work once more, by whether the device worked at the time."""
     yield label(_LEFT - 8, _STRIP + 12, "grammar", anchor="end", bold=True)
-    work = Work.of(timeline)
     for intervals, colour in ((work.overlap, _HIDDEN), (work.exposed, _EXPOSED)):
         for begin, end in common(intervals, [(window.begin, window.end)]):
             x = window.x(begin)

@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
         "--steps",
         metavar="A:B",
         default=":",
-        help="from step A on and before step B, as in Python; -20: are the last 20 (default: all)",
+        help="from step A on and before step B, as in Python: --steps=-20: are the last 20 (default: all)",
     )
     add(
         "--svg",

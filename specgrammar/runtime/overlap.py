@@ -26,7 +26,7 @@ All work is cut at the ends of steps. Work behind the last one, of a step that w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -34,7 +34,7 @@ from typing import Any
 from specgrammar.errors import ConfigError
 from specgrammar.runtime.intervals import Interval, between, by_step, common, merged
 from specgrammar.runtime.timeline import LANES, Lane, Timeline
-from specgrammar.runtime.work import FORWARD, Work, pieces
+from specgrammar.runtime.work import FORWARD, Work
 
 _SAME_RUN = ("algorithm", "backend", "policy")  # facts that a run and its inline counterpart share
 
@@ -101,14 +101,15 @@ def summarize(timeline: Timeline, steps: range, against: Timeline | None = None)
     Raises:
         ConfigError: `against` is of another run.
     """
-    ours = _per_step(timeline, steps)
+    work = Work.of(timeline)
+    ours = _per_step(timeline, work, steps)
     step_ms, grammar_ms, aside_ms = median(ours.step), median(ours.grammar), median(ours.aside)
     overlap_ms = median(ours.overlap) if ours.has_device else None
     inline_step_ms = inline_forward_ms = saved = None
     hidden = overlap_ms
     if against is not None:
         _check_same_run(timeline, against)
-        inline = _per_step(against, steps)
+        inline = _per_step(against, Work.of(against), steps)
         inline_step_ms = median(inline.step)
         inline_forward_ms = median(inline.forward) if inline.has_device else None
         saved = median(slow - fast for slow, fast in zip(inline.step, ours.step, strict=True))
@@ -136,7 +137,7 @@ def summarize(timeline: Timeline, steps: range, against: Timeline | None = None)
         exposed_grammar_share_of_step=_share(exposed, step_ms),
         overlap_share_of_all_steps=_share(sum(ours.overlap), sum(ours.grammar)) if ours.has_device else None,
         num_dropped=timeline.num_dropped,
-        stages=tuple(_stages(timeline, steps)),
+        stages=tuple(_stages(work, timeline.step_ends, steps)),
     )
 
 
@@ -184,8 +185,8 @@ class _PerStep:
     bubble: list[float]
 
 
-def _per_step(timeline: Timeline, steps: range) -> _PerStep:
-    ends, work, bubbles = timeline.step_ends, Work.of(timeline), _bubbles(timeline)
+def _per_step(timeline: Timeline, work: Work, steps: range) -> _PerStep:
+    ends, bubbles = timeline.step_ends, _bubbles(timeline)
     begins = [min(timeline.begin, ends[0]), *ends]
 
     def selected(intervals: list[Interval]) -> list[float]:
@@ -225,17 +226,16 @@ def _bubbles(timeline: Timeline) -> dict[int, float]:
     return bubbles
 
 
-def _stages(timeline: Timeline, steps: range) -> list[StageTime]:
-    busy, ends = Work.of(timeline).busy, timeline.step_ends
+def _stages(work: Work, ends: Sequence[float], steps: range) -> list[StageTime]:
     stages = []
-    for lane in LANES:
+    for lane, pieces in work.pieces.items():
         by_stage: dict[str, list[Interval]] = {}
-        for piece in pieces(timeline, lane):
+        for piece in pieces:
             by_stage.setdefault(piece.stage, []).append((piece.begin, piece.end))
         for stage, intervals in by_stage.items():
-            times = [by_step(part, ends) for part in (intervals, common(merged(intervals), busy))]
+            times = [by_step(part, ends) for part in (intervals, common(merged(intervals), work.busy))]
             seconds, under = ([column[step] for step in steps] for column in times)
-            share = _share(sum(under), sum(seconds)) if lane == "host" and busy else None
+            share = _share(sum(under), sum(seconds)) if lane == "host" and work.busy else None
             if any(seconds):
                 stages.append(StageTime(lane, stage, 1e3 * median(seconds), 1e3 * fmean(seconds), share))
     return sorted(stages, key=lambda stage: (LANES.index(stage.lane), -stage.mean_ms_per_step))

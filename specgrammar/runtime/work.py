@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specgrammar.runtime.intervals import Interval, common, innermost, merged, outside
-from specgrammar.runtime.timeline import Lane, Span, Timeline
+from specgrammar.runtime.timeline import LANES, Lane, Span, Timeline
 
 GRAMMAR_STAGES = ("barrier", "build", "upload", "apply", "resample")
 FORWARD = "forward"
@@ -21,23 +21,27 @@ class Work:
         busy: all that the device did, but for grammar work.
         grammar: the host's grammar work.
         aside: the device's grammar work at which the host did none.
+        pieces: of each lane, the spans with those inside them cut out.
     """
 
     forward: list[Interval]
     busy: list[Interval]
     grammar: list[Interval]
     aside: list[Interval]
+    pieces: dict[Lane, list[Span]]
 
     @classmethod
     def of(cls, timeline: Timeline) -> Work:
         """Sort out a timeline's spans."""
-        host, device = pieces(timeline, "host"), pieces(timeline, "device")
+        pieces = {lane: innermost([s for s in timeline.spans if s.lane == lane]) for lane in LANES}
+        host, device = pieces["host"], pieces["device"]
         grammar = _merged(piece for piece in host if piece.stage in GRAMMAR_STAGES)
         return cls(
             forward=_merged(piece for piece in device if piece.stage == FORWARD),
             busy=_merged(piece for piece in device if piece.stage not in GRAMMAR_STAGES),
             grammar=grammar,
             aside=outside(_merged(piece for piece in device if piece.stage in GRAMMAR_STAGES), grammar),
+            pieces=pieces,
         )
 
     @property
@@ -49,11 +53,6 @@ class Work:
     def exposed(self) -> list[Interval]:
         """All other grammar work."""
         return merged([*outside(self.grammar, self.busy), *self.aside])
-
-
-def pieces(timeline: Timeline, lane: Lane) -> list[Span]:
-    """A lane's spans, those inside others cut out."""
-    return innermost([span for span in timeline.spans if span.lane == lane])
 
 
 def _merged(spans: Iterable[Span]) -> list[Interval]:
