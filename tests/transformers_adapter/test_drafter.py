@@ -1,5 +1,7 @@
 """The drafter's chains continue what is committed, whatever became of its earlier drafts."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,12 @@ from scipy.stats import chisquare
 
 from specgrammar.errors import ModelError
 from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.protocols.staging import Device
+from specgrammar.runtime.cpu_stream import CpuStream
+from specgrammar.runtime.device import InlineDevice
 from specgrammar.spec.sampler import sample_tokens, truncate_probs
 from specgrammar.spec.sampling import SamplingParams
+from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar_transformers import TransformersDrafter
 from tests.transformers_adapter.tiny import (
     MAX_LENGTH,
@@ -22,13 +28,18 @@ from tests.transformers_adapter.tiny import (
 )
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize(
+    "kind, make_device",
+    [("llama", InlineDevice), ("gpt2", InlineDevice), ("llama", CpuStream), ("llama", DelayedDevice)],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_drafts_are_the_greedy_continuation_after_any_history(kind: str, seed: int) -> None:
+def test_drafts_are_the_greedy_continuation_after_any_history(
+    kind: str, make_device: Callable[[], Device], seed: int
+) -> None:
     """Accepted in part, rejected, ignored for some steps, behind by many tokens, forgotten and new again."""
     rng = np.random.default_rng(seed)
     model = tiny_model(kind, seed=seed)
-    drafter = TransformersDrafter(model, VOCAB, max_batch_size=3)
+    drafter = TransformersDrafter(model, VOCAB, 3, make_device())
     sequences: dict[str, list[int]] = {}
     for step in range(15):
         if len(sequences) < 3 and (not sequences or rng.random() < 0.5):
@@ -176,6 +187,25 @@ def test_a_request_whose_logits_are_nan_has_no_draft_and_leaves_the_others_alone
     assert drafts[0, 0] == -1
     assert q[0, 0].sum() == 0
     assert drafts[1].tolist() == expected[0].tolist()
+
+
+def test_a_draft_that_failed_is_made_anew() -> None:
+    model = tiny_model()
+    drafter = TransformersDrafter(model, VOCAB, 1, CpuStream())
+    num_forwards = 0
+
+    def fail_third(*_: object) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+        if num_forwards == 3:
+            raise MemoryError("no room")
+
+    model.base_model.register_forward_pre_hook(fail_third)
+    batch = batch_of(0, {"a": [1, 2, 3]}, ["a"])
+    with pytest.raises(MemoryError, match="no room"):
+        drafter.draft(batch, 4, sampled=False)
+    drafts, _ = drafter.draft(batch, 4, sampled=False)
+    assert drafts[0].tolist() == greedy_tokens(model, [1, 2, 3], 4)
 
 
 def test_more_requests_than_rows_are_refused() -> None:
