@@ -33,7 +33,9 @@ class Work:
     @classmethod
     def of(cls, timeline: Timeline) -> Work:
         """Sort out a timeline's spans."""
-        pieces = {lane: innermost([s for s in timeline.spans if s.lane == lane]) for lane in LANES}
+        pieces: dict[Lane, list[Span]] = {
+            lane: innermost([s for s in timeline.spans if s.lane == lane]) for lane in LANES
+        }
         host, device = pieces["host"], pieces["device"]
         grammar = _merged(piece for piece in host if piece.stage in GRAMMAR_STAGES)
         return cls(
