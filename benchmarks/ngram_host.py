@@ -3,8 +3,8 @@
     python -m benchmarks.ngram_host
 
 Requests are in the middle of real documents, behind a warm corpus that other requests wrote. Every step inserts
-what was committed, looks up, builds trees of 16 nodes and their links. All contenders see the same tokens, in turns;
-the documents decide what is committed, so that the drafts' mean accept length compares at equal contexts.
+what was committed, looks up, builds trees of 16 nodes and their links. All contenders see the same tokens, in
+turns; the documents decide what is committed, so that the drafts' accept lengths compare at equal contexts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from benchmarks.documents import NESTED, load_documents
+from benchmarks.ngram_texts import MOST_PER_STEP, NUM_NODES, Stream, Workload, accepted_lengths
 from benchmarks.sglang_corpus import SglangNgram, SglangRequest
-from benchmarks.vocabularies import VOCABULARIES, load_vocabulary
+from benchmarks.vocabularies import VOCABULARIES
 from specgrammar.protocols.spec import Commit, DecodeBatch, RequestView
 from specgrammar.spec.ngram import NgramAlgorithm, NgramProducer
 from specgrammar.spec.sampling import SamplingParams
@@ -37,84 +34,7 @@ from specgrammar.trees.tree import HostTree
 BATCHES = (1, 8, 32, 128)
 PHASES = ("insert", "tree", "links")
 
-NUM_NODES = 16
-"""Nodes of a tree, the root included."""
 BREADTH, MAX_MATCH, DEPTH = 4, 4, 8
-_MOST_PER_STEP = 4
-"""A step commits 1 to this many tokens."""
-
-
-@dataclass
-class Stream:
-    """A request whose output is known: it has committed `output[:position]`."""
-
-    request_id: str
-    prompt: list[int]
-    output: list[int]
-    position: int
-
-    @property
-    def rest(self) -> list[int]:
-        """What it goes on with, as far as a tree reaches."""
-        return self.output[self.position : self.position + NUM_NODES]
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What a run is measured on.
-
-    Attributes:
-        warm: texts that other requests wrote before, at least as many tokens as asked for.
-        texts: documents that nobody wrote yet, by what they are about; with the prompt that asks for them.
-    """
-
-    warm: list[tuple[int, ...]]
-    texts: list[tuple[list[int], list[tuple[int, ...]]]]
-    separator: list[int]
-
-    @classmethod
-    def load(cls, vocabulary_name: str, num_warm: int, num_unwritten: int) -> Workload:
-        """Documents in a vocabulary: the first of each schema warm the corpus up, the last are to be written."""
-        vocabulary = load_vocabulary(vocabulary_name)
-        assert vocabulary.encode is not None
-        per_nested = num_unwritten + num_warm // 300
-        documents = load_documents(vocabulary, num_schemas=len(NESTED) + 24, per_nested=per_nested)
-        by_schema = defaultdict(list)
-        for document in documents:
-            by_schema[document.schema].append(document.tokens)
-        warm: list[tuple[int, ...]] = []
-        texts = []
-        for schema, written in by_schema.items():
-            num_kept = num_unwritten if len(written) > num_unwritten else 0
-            warm += written[num_kept:]
-            if num_kept:
-                texts.append((vocabulary.encode(schema), written[:num_kept]))
-        random.Random(0).shuffle(warm)
-        num_tokens, num_texts = 0, 0
-        while num_tokens < num_warm and num_texts < len(warm):
-            num_tokens += len(warm[num_texts])
-            num_texts += 1
-        return cls(warm[:num_texts], texts, vocabulary.encode("\n"))
-
-    @property
-    def num_warm(self) -> int:
-        """Tokens of the warm corpus."""
-        return sum(map(len, self.warm))
-
-    def streams(self, bs: int, num_steps: int) -> list[Stream]:
-        """Requests that write documents line by line, somewhere in the middle of it."""
-        rng = random.Random(bs)
-        streams = []
-        for number in range(bs):
-            prompt, texts = self.texts[number % len(self.texts)]
-            # No two requests write the same document.
-            mine = iter(texts[number // len(self.texts) :: -(-bs // len(self.texts))])
-            position = rng.randrange(20, 200)
-            output: list[int] = []
-            while len(output) < position + _MOST_PER_STEP * (num_steps + 1) + NUM_NODES:
-                output += [*next(mine), *self.separator]
-            streams.append(Stream(f"{bs} {number}", prompt, output, position))
-        return streams
 
 
 @dataclass(frozen=True)
@@ -234,27 +154,6 @@ class Sglang:
         )
 
 
-def accepted_lengths(
-    streams: Sequence[Stream],
-    draft_tokens: NDArray[np.int64],
-    next_token: NDArray[np.int64],
-    next_sibling: NDArray[np.int64],
-) -> list[int]:
-    """Tokens that each request would commit: the path of its tree that its document takes, and a bonus token."""
-    lengths = []
-    for row, stream in enumerate(streams):
-        node, length = int(next_token[row, 0]), 1
-        for token in stream.rest:
-            while node >= 0 and draft_tokens[row, node] != token:
-                node = int(next_sibling[row, node])
-            if node < 0:
-                break
-            length += 1
-            node = int(next_token[row, node])
-        lengths.append(length)
-    return lengths
-
-
 @dataclass
 class Cell:
     """A contender at a batch size: the median seconds of its phases and of their sum, and its accept length."""
@@ -275,7 +174,7 @@ def measure(contenders: dict[str, Contender], workload: Workload, bs: int, num_s
     for number in range(-1, num_steps):
         commits = []
         for stream in streams:
-            new = stream.output[stream.position :][: rng.randint(1, _MOST_PER_STEP)]
+            new = stream.output[stream.position :][: rng.randint(1, MOST_PER_STEP)]
             stream.position += len(new)
             commits.append(new)
         for name in rng.sample(list(contenders), len(contenders)):

@@ -1,7 +1,7 @@
 """sglang's n-gram corpus, run for real: its C++ and the Python around it, without installing sglang.
 
-The C++ sources come out of the wheel and are built once into the user's cache, with the flags that sglang itself
-gives. The worker's own methods prepare the lookup, pass the tokens and insert them.
+The C++ sources come out of the wheel and are built once into the user's cache, with the flags that sglang
+itself gives. The worker's own methods prepare the lookup, pass the tokens and insert them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SglangNgram:
         return drafts, mask
 
     def links(self, mask: Any, bs: int) -> tuple[Any, Any]:
-        """First children and next siblings `[bs, N]`: what it derives on the host where a request has a grammar."""
+        """First children and next siblings `[bs, N]`, as it derives them where a request has a grammar."""
         next_token, next_sibling = self._parts.derive_links(mask, bs, self._num_nodes)
         return next_token, next_sibling
 

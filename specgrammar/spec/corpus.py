@@ -1,9 +1,8 @@
-"""Where n-grams occurred: in one request's history, and in what all requests wrote lately.
+"""Where n-grams occurred in one request's history, for prompt lookup.
 
-Both structures answer one question: at which places did the tokens that a sequence ends with occur before,
-and how did it go on there? A place is the position of the token behind an occurrence. For every length from
-`min_match` to `max_match`, an n-gram knows its `max_places` most recent places, so that adding a token and
-looking one up cost the same however much was seen.
+A place is the position of the token behind an occurrence. For every length from `min_match` to `max_match`, an
+n-gram knows its `max_places` most recent places, so that adding a token and looking one up cost the same however
+much was seen.
 """
 
 from __future__ import annotations
@@ -39,17 +38,6 @@ class NgramIndex:
         for size in self._sizes(context):
             ngram = context[-size:]
             known[ngram] = (place, *known.get(ngram, ())[: self._max_places - 1])
-
-    def remove(self, context: bytes, place: int) -> None:
-        """Forget `place`, the lowest that was not removed yet; `context` is what it was added with."""
-        known = self._places
-        for size in self._sizes(context):
-            ngram = context[-size:]
-            places = known.get(ngram, ())
-            if places == (place,):
-                del known[ngram]
-            elif places and places[-1] == place:
-                known[ngram] = places[:-1]
 
     def _sizes(self, context: bytes) -> range:
         return range(self.min_match * _TOKEN_BYTES, len(context) + 1, _TOKEN_BYTES)
@@ -88,60 +76,4 @@ class History:
         tokens = self._tokens[place : place + length].tolist()
         if len(tokens) < length:
             tokens = (tokens * -(-length // len(tokens)))[:length]
-        return tokens
-
-
-class SharedCorpus:
-    """The last `capacity` tokens that requests wrote, those of several requests mixed, as a ring.
-
-    A new token takes the memory of the oldest one, which is forgotten with all that led to it.
-    """
-
-    def __init__(self, index: NgramIndex, capacity: int) -> None:
-        """An empty corpus over an empty index of its own."""
-        self.index = index
-        self._capacity = capacity
-        self._next_place = 0
-        self._tokens = array("i")
-        self._next_of = array("q")
-        self._contexts: list[bytes] = []
-
-    def __len__(self) -> int:
-        """Number of tokens held, at most `capacity`."""
-        return len(self._tokens)
-
-    def append(self, context: bytes, token: int, previous: int | None) -> int:
-        """Add the next token of a request.
-
-        Args:
-            context: what stands before it in its request, at most `max_match` tokens.
-            token: the token.
-            previous: the place of the token before it; None if that one was not added.
-
-        Returns:
-            Its place.
-        """
-        place = self._next_place
-        slot = place % self._capacity
-        if place < self._capacity:
-            self._tokens.append(token)
-            self._next_of.append(-1)
-            self._contexts.append(context)
-        else:
-            self.index.remove(self._contexts[slot], place - self._capacity)
-            self._tokens[slot], self._next_of[slot], self._contexts[slot] = token, -1, context
-        self.index.add(context, place)
-        if previous is not None and previous > place - self._capacity:
-            self._next_of[previous % self._capacity] = place
-        self._next_place += 1
-        return place
-
-    def continuation(self, place: int, length: int) -> list[int]:
-        """Up to `length` tokens of the request that wrote `place`, from there on."""
-        tokens: list[int] = []
-        # What follows a token is younger than the token: it is here as long as the place is.
-        while place >= 0 and len(tokens) < length:
-            slot = place % self._capacity
-            tokens.append(self._tokens[slot])
-            place = self._next_of[slot]
         return tokens

@@ -46,20 +46,22 @@ class Lanes:
         start: first slot.
         period: places that are this far apart share a slot.
         oldest: the oldest place held.
+        end: the next place.
         shift: from a 64-bit hash to a bucket.
     """
 
     start: NDArray[np.int64]
     period: NDArray[np.int64]
     oldest: NDArray[np.int64]
+    end: NDArray[np.int64]
     shift: NDArray[np.uint64]
 
     @classmethod
     def of(cls, logs: Sequence[TokenLog]) -> Lanes:
         """A lane per log."""
-        rows = [(log.start, log.period, log.num_tokens - len(log), 65 - log.size.bit_length()) for log in logs]
-        start, period, oldest, shift = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-        return cls(start, period, oldest, shift.astype(np.uint64))
+        rows = [(log.start, log.period, log.num_tokens - len(log), log.num_tokens, log.size) for log in logs]
+        start, period, oldest, end, size = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+        return cls(start, period, oldest, end, 64 - np.log2(size).astype(np.uint64))
 
     @classmethod
     def of_one(cls, log: TokenLog, num_lanes: int) -> Lanes:
@@ -68,7 +70,23 @@ class Lanes:
 
     def __getitem__(self, index: NDArray[Any]) -> Lanes:
         """The lanes at indices or where a mask is set."""
-        return Lanes(self.start[index], self.period[index], self.oldest[index], self.shift[index])
+        return Lanes(
+            self.start[index], self.period[index], self.oldest[index], self.end[index], self.shift[index]
+        )
+
+    def with_more(self, more: Lanes) -> Lanes:
+        """These lanes and then others."""
+        return Lanes(
+            np.concatenate((self.start, more.start)),
+            np.concatenate((self.period, more.period)),
+            np.concatenate((self.oldest, more.oldest)),
+            np.concatenate((self.end, more.end)),
+            np.concatenate((self.shift, more.shift)),
+        )
+
+    def in_row(self, offset: NDArray[np.int64]) -> Lanes:
+        """The same lanes in arrays of several rows, whose row begins at an offset of its own for each lane."""
+        return Lanes(self.start + offset, self.period, self.oldest, self.end, self.shift)
 
     def slots(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the place of each lane lies."""

@@ -1,4 +1,4 @@
-"""The histories of the requests in flight, kept in step with what the engine shows and reports."""
+"""Histories for prompt lookup, one per request in flight, kept in step with what the engine shows and reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specgrammar.protocols.spec import Commit, RequestView
-from specgrammar.spec.corpus import History, NgramIndex, SharedCorpus
+from specgrammar.spec.corpus import History, NgramIndex
 
 # More than a step commits, so that a commit that was missed shows; more than a chat template's last tokens.
 _NUM_COMPARED = 32
@@ -18,33 +18,26 @@ class _Request:
 
     Attributes:
         history: the tokens that were seen, in a view or in a commit.
-        num_prompt_tokens: how many of them are not the request's own writing.
         num_reported: length of the history as far as commits have told.
-        shared_place: place of the last token in the shared corpus, if it went there.
     """
 
     history: History
-    num_prompt_tokens: int
     num_reported: int
-    shared_place: int | None = None
 
 
 class Histories:
-    """One `History` per request, and a corpus of what they write if they share one.
+    """One `History` per request.
 
     The tokens of a view decide. Commits add to a history what no view has shown yet; they may come before or
     after the view that shows their tokens, or not at all. A history that is longer than a view, or differs
     from it in its last tokens (the request was rolled back, or its id is used anew), is built again.
     """
 
-    def __init__(
-        self, min_match: int, max_match: int, max_places: int, shared: SharedCorpus | None = None
-    ) -> None:
-        """No histories yet; see `corpus` for the first three."""
+    def __init__(self, min_match: int, max_match: int, max_places: int) -> None:
+        """No histories yet; see `corpus`."""
         self._min_match = min_match
         self._max_match = max_match
         self._max_places = max_places
-        self._shared = shared
         self._requests: dict[str, _Request] = {}
 
     def __len__(self) -> int:
@@ -55,20 +48,22 @@ class Histories:
         request = self._requests.get(view.request_id)
         if request is None or not self._agrees(request, view):
             index = NgramIndex(self._min_match, self._max_match, self._max_places)
-            request = _Request(History(index), view.num_prompt_tokens, num_reported=len(view.tokens))
+            request = _Request(History(index), num_reported=len(view.tokens))
             self._requests[view.request_id] = request
-        self._extend(request, view.tokens[len(request.history) :])
+        for token in view.tokens[len(request.history) :]:
+            request.history.append(token)
         return request.history
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Learn what was committed; a finished request leaves only its part of the shared corpus behind."""
+        """Learn what was committed; a finished request is forgotten."""
         for commit in commits:
             request = self._requests.get(commit.request_id)
             if request is None:
                 continue
             num_known = len(request.history) - request.num_reported
             request.num_reported += len(commit.tokens)
-            self._extend(request, commit.tokens[num_known:])
+            for token in commit.tokens[num_known:]:
+                request.history.append(token)
             if commit.finished:
                 del self._requests[commit.request_id]
 
@@ -77,10 +72,3 @@ class Histories:
         return length <= len(view.tokens) and request.history.ends_with(
             view.tokens[max(0, length - _NUM_COMPARED) : length]
         )
-
-    def _extend(self, request: _Request, tokens: Sequence[int]) -> None:
-        history = request.history
-        for token in tokens:
-            if self._shared is not None and len(history) >= request.num_prompt_tokens:
-                request.shared_place = self._shared.append(history.context(), token, request.shared_place)
-            history.append(token)

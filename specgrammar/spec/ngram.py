@@ -24,7 +24,7 @@ from specgrammar.protocols.spec import (
     Proposal,
     Topology,
 )
-from specgrammar.spec.logs import TokenLog
+from specgrammar.spec.logs import Lanes
 from specgrammar.spec.options import check_match_lengths
 from specgrammar.spec.places import NgramPlaces
 from specgrammar.spec.requests import RequestHistories
@@ -111,9 +111,10 @@ class NgramProducer:
         histories = self._histories.update(views)
         depths = np.array([min(options.depth, view.max_draft_tokens) for view in views], dtype=np.int64)
         depth = int(depths.max(initial=0))
-        places, votes, sources = self._voters(histories)
-        continuations = self._continuations(histories, places, sources, depth)
-        continuations[np.arange(depth)[:, None] >= depths] = -1
+        lanes = Lanes.of(histories)
+        places, votes, sources = self._voters(lanes)
+        continuations = self._continuations(lanes, places, sources, depth)
+        np.copyto(continuations, -1, where=np.arange(depth)[:, None, None] >= depths)
         nodes = vote(continuations, votes, options.num_draft_tokens, options.breadth)
 
         num_nodes = 1 + np.bincount(nodes.request, minlength=len(views))
@@ -127,7 +128,7 @@ class NgramProducer:
         score = np.ones(len(tokens), dtype=np.float32)
         score[index] = nodes.score
         source = np.full(len(tokens), _HISTORY, dtype=np.int16)
-        source[index] = sources[nodes.request, nodes.voter]
+        source[index] = sources[nodes.voter, nodes.request]
         host = HostTree.from_parents(cu_nodes, tokens, parents)
         return DraftTree.from_host(batch.step, host, score=score, source=source, sources=_SOURCES)
 
@@ -135,55 +136,48 @@ class NgramProducer:
         """Learn what was committed."""
         self._histories.observe(commits)
 
-    def _voters(
-        self, histories: list[TokenLog]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int16]]:
-        """Occurrences of what each history ends with: place, votes and whose it is, `[bs, _MAX_VOTERS]` each.
+    def _voters(self, histories: Lanes) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int16]]:
+        """Occurrences of what histories end with: place, votes and whose it is, `[_MAX_VOTERS, bs]` each.
 
         The longest match comes first, then the history's own, then the most recent. Places are filled with -1.
         """
-        bs, logs = len(histories), list(histories)
-        contexts = self._places.contexts(histories)
+        logs, contexts, bs = histories, self._places.contexts(histories), len(histories.start)
         if self._shared is not None:
-            logs += [self._shared.log] * bs
+            logs = histories.with_more(Lanes.of_one(self._shared.log, bs))
             contexts = np.concatenate((contexts, contexts), axis=1)
         found = self._places.find(logs, contexts, _MAX_VOTERS)
-        # From [most, lengths, sources * bs] to one row per request, in the order in which they count.
-        most, num_lengths, _ = found.shape
-        found = found.reshape(most, num_lengths, -1, bs).transpose(3, 1, 2, 0)
-        num_sources = found.shape[2]
-        found = found.reshape(bs, -1)
-        rank = np.cumsum(found >= 0, axis=1) - 1
-        request, column = np.nonzero((found >= 0) & (rank < _MAX_VOTERS))
-        voter = rank[request, column]
-        places = np.full((bs, _MAX_VOTERS), -1, dtype=np.int64)
-        places[request, voter] = found[request, column]
-        votes = np.zeros_like(places)
-        votes[request, voter] = self._places.lengths[column // (most * num_sources)]
-        sources = np.zeros_like(places, dtype=np.int16)
-        sources[request, voter] = column // most % num_sources
+        # In the order in which they count: by length, source and how recent they are.
+        most, num_lengths, num_lanes = found.shape
+        num_sources = num_lanes // bs
+        found = found.reshape(most, num_lengths, num_sources, bs).transpose(1, 2, 0, 3).reshape(-1, bs)
+        is_found = found >= 0
+        rank = np.cumsum(is_found, axis=0) - 1
+        row, request = np.nonzero(is_found & (rank < _MAX_VOTERS))
+        voter = rank[row, request]
+        places, votes = (
+            np.full((_MAX_VOTERS, bs), -1, dtype=np.int64),
+            np.zeros((_MAX_VOTERS, bs), dtype=np.int64),
+        )
+        sources = np.zeros((_MAX_VOTERS, bs), dtype=np.int16)
+        places[voter, request] = found[row, request]
+        length, source = np.divmod(row // most, num_sources)
+        votes[voter, request] = self._places.lengths[length]
+        sources[voter, request] = source
         return places, votes, sources
 
     def _continuations(
-        self,
-        histories: list[TokenLog],
-        places: NDArray[np.int64],
-        sources: NDArray[np.int16],
-        depth: int,
+        self, histories: Lanes, places: NDArray[np.int64], sources: NDArray[np.int16], depth: int
     ) -> NDArray[np.int32]:
-        """How the text went on at each place: int32 `[depth, bs, voters]`, -1 from where it ends.
+        """How the text went on at each place: int32 `[depth, voters, bs]`, -1 from where it ends.
 
         In a history, what reaches the end goes on with what it has copied, so that a run or a cycle continues.
         """
         continuations = np.full((depth, *places.shape), -1, dtype=np.int32)
-        request, voter = np.nonzero((places >= 0) & (sources == _HISTORY))
-        place = places[request, voter]
-        ends = np.array([history.num_tokens for history in histories], dtype=np.int64)
-        steps = np.arange(depth)[:, None] % (ends[request] - place)
-        continuations[:, request, voter] = self._places.tokens_at(
-            [histories[i] for i in request.tolist()], (place + steps).T
-        ).T
+        voter, request = np.nonzero((places >= 0) & (sources == _HISTORY))
+        place, own = places[voter, request], histories[request]
+        steps = np.arange(depth)[:, None] % (own.end - place)
+        continuations[:, voter, request] = self._places.tokens_at(own, place + steps)
         if self._shared is not None:
-            request, voter = np.nonzero((places >= 0) & (sources == _SHARED))
-            continuations[:, request, voter] = self._shared.continuations(places[request, voter], depth)
+            voter, request = np.nonzero(sources == _SHARED)
+            continuations[:, voter, request] = self._shared.continuations(places[voter, request], depth)
         return continuations

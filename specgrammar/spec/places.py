@@ -1,7 +1,8 @@
 """Where n-grams occurred, for many token sequences at once.
 
-A place is a position in a log of tokens; what stands before it in its text is its context. `NgramPlaces` keeps all
-logs in shared arrays, so that a whole batch is added, and its contexts looked up, in a fixed number of NumPy calls.
+A place is a position in a log of tokens; what stands before it in its text is its context. `NgramPlaces`
+keeps all logs in shared arrays, so that a whole batch is added, and its contexts looked up, in a number of
+NumPy calls that does not depend on the batch.
 
 For every length of n-gram a log has a hash table as large as itself. A bucket holds the most recent place whose
 context fell into it, and every place knows two older ones of its bucket:
@@ -9,10 +10,10 @@ context fell into it, and every place knows two older ones of its bucket:
     same   the most recent place behind the same n-gram
     other  the most recent place behind another one
 
-To find an n-gram, follow `other` from the head of its bucket until a place is behind it, then `same` from place to
-place. An n-gram that occurs often is passed in one step by those that share its bucket. N-grams are compared by
-64-bit keys. Nothing is ever removed: a log with a limit writes over its oldest tokens, and a link to a place that
-is no longer held ends the search, since the places behind it are older still.
+To find an n-gram, follow `other` from the head of its bucket until a place is behind it, then `same` from place
+to place. So those that share a bucket with an n-gram that occurs often pass it in one step. N-grams are
+compared by 64-bit keys. Nothing is ever removed: a log with a limit writes over its oldest tokens, and a link
+to a place that is no longer held ends the search, since the places behind it are older still.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _MIN_SIZE = 64
 _MIN_ARENA = 1024
 _MOST_AT_ONCE = 65_536
 _MOST_OTHERS = 64
-"""Places of other n-grams that are passed at most. That several n-grams share a bucket and are all frequent is rare;
-the search gives up there and misses what is older."""
+"""Places of other n-grams that are passed at most. That several n-grams share a bucket and are all frequent is
+rare; the search gives up there and misses what is older."""
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _NO_KEY, _NO_CONTEXT = np.uint64(0), np.uint64(1)
-"""The key of a place whose context is shorter than the n-gram, and of a context that is; they equal no other."""
+"""Keys of contexts that are shorter than the n-gram: of places, and of what is looked up. They never match."""
 
 
 class NgramPlaces:
@@ -53,115 +54,104 @@ class NgramPlaces:
         self._heads, self._same, self._other = (np.full(rows, -1, dtype=np.int64) for _ in range(3))
 
     def new_log(self, limit: int | None = None) -> TokenLog:
-        """An empty log. One with a limit gets its slots at once, so that those that come and go lie behind it."""
+        """An empty log; one with a limit gets its slots at once, before those that come and go."""
         size = _MIN_SIZE if limit is None else max(_MIN_SIZE, _power_of_two(min(limit, _MOST_AT_ONCE)))
         return TokenLog(limit, self._allocate(size), size)
 
     def release(self, log: TokenLog) -> None:
         """Give its memory to other logs; it must not be used again."""
         self._free.setdefault(log.size, []).append(log.start)
-        while last := [(size, self._num_used - size) for size, starts in self._free.items() if self._num_used - size in starts]:
-            (size, start), = last
-            self._free[size].remove(start)
-            if not self._free[size]:
-                del self._free[size]
-            self._num_used = start
+        while last := [size for size, starts in self._free.items() if self._num_used - size in starts]:
+            self._num_used -= last[0]
+            self._free[last[0]].remove(self._num_used)
+            if not self._free[last[0]]:
+                del self._free[last[0]]
         if self._num_used < len(self._tokens) // 4:
             self._resize(max(_MIN_ARENA, self._num_used * 2))
 
     def extend(
-        self, logs: Sequence[TokenLog], counts: Sequence[int], tokens: NDArray[np.int32]
-    ) -> NDArray[np.uint64]:
-        """Add to each log its next tokens; what stands before a token in the log is its context.
+        self,
+        logs: Sequence[TokenLog],
+        counts: Sequence[int],
+        tokens: NDArray[np.int32],
+        mixed: tuple[TokenLog, NDArray[np.bool_]] | None = None,
+    ) -> NDArray[np.int64]:
+        """Add to each log its next tokens; what stands before a token in its log is its context.
 
         Args:
             logs: without a limit, no two the same.
             counts: how many of the tokens are for each of them.
             tokens: int32 `[n]`, log by log.
+            mixed: a log with a limit to which tokens are added as well, each with the context from its own log;
+                and which ones, bool `[n]`.
 
         Returns:
-            The keys of their contexts, uint64 `[lengths, n]`, for `extend_with_contexts`.
+            The places in `mixed`, int64.
         """
-        first = np.array([log.num_tokens for log in logs], dtype=np.int64)
-        for log, count in zip(logs, counts, strict=True):
-            self._reserve(log, log.num_tokens + count)
-            log.num_tokens += count
+        first = np.array([self._advance(log, count) for log, count in zip(logs, counts, strict=True)])
         repeats = np.array(counts, dtype=np.int64)
         lanes = Lanes.of(logs)[np.repeat(np.arange(len(logs)), repeats)]
         places = np.arange(len(tokens)) + np.repeat(first - (np.cumsum(repeats) - repeats), repeats)
         slots = lanes.start + places
         self._tokens[slots] = tokens
         keys = self._context_keys(slots, places, _NO_KEY)
-        self._link(lanes, places, keys)
-        return keys
+        if mixed is None:
+            self._link(lanes, places, keys)
+            return np.zeros(0, dtype=np.int64)
+        log, chosen = mixed[0], np.flatnonzero(mixed[1])
+        added = self._advance(log, len(chosen)) + np.arange(len(chosen), dtype=np.int64)
+        # Of more than it holds, the first are forgotten at once.
+        held = added >= log.num_tokens - len(log)
+        chosen, kept = chosen[held], added[held]
+        mixed_lanes = Lanes.of_one(log, len(kept))
+        self._tokens[mixed_lanes.slots(kept)] = tokens[chosen]
+        self._link(
+            lanes.with_more(mixed_lanes),
+            np.concatenate((places, kept)),
+            np.concatenate((keys, keys[:, chosen]), axis=1),
+        )
+        return added
 
-    def extend_with_contexts(
-        self, log: TokenLog, tokens: NDArray[np.int32], keys: NDArray[np.uint64]
-    ) -> NDArray[np.int64]:
-        """Add tokens whose contexts are not what stands before them in the log.
-
-        Args:
-            log: with a limit.
-            tokens: int32 `[n]`.
-            keys: uint64 `[lengths, n]`, of their contexts, from `extend`.
-
-        Returns:
-            Their places, int64 `[n]`.
-        """
-        first, limit = log.num_tokens, log.limit
-        assert limit is not None
-        for begin in range(0, len(tokens), limit):
-            part = slice(begin, begin + limit)
-            places = log.num_tokens + np.arange(len(tokens[part]))
-            self._reserve(log, min(limit, log.num_tokens + len(places)))
-            log.num_tokens += len(places)
-            lanes = Lanes.of_one(log, len(places))
-            self._tokens[lanes.slots(places)] = tokens[part]
-            self._link(lanes, places, keys[:, part])
-        return np.arange(first, log.num_tokens)
-
-    def contexts(self, logs: Sequence[TokenLog]) -> NDArray[np.uint64]:
-        """The keys of what each log, without a limit, ends with: uint64 `[lengths, logs]`."""
-        places = np.array([log.num_tokens for log in logs], dtype=np.int64)
-        return self._context_keys(Lanes.of(logs).start + places, places, _NO_CONTEXT)
-
-    def find(self, logs: Sequence[TokenLog], contexts: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
+    def find(self, lanes: Lanes, contexts: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
         """Where the n-grams that contexts end with occurred.
 
         Args:
-            logs: where to look, one per context.
-            contexts: uint64 `[lengths, logs]`, from `contexts`.
+            lanes: where to look, one log per context.
+            contexts: uint64 `[lengths, lanes]`, from `contexts`.
             most: how many places of an n-gram are looked at, the most recent ones.
 
         Returns:
-            int64 `[most, lengths, logs]`, the most recent place first, filled with -1. A place behind a longer
+            int64 `[most, lengths, lanes]`, the most recent place first, filled with -1. A place behind a longer
             n-gram of its context stands there alone.
         """
-        num_lengths, num_logs = contexts.shape
-        places = np.full((most, num_lengths * num_logs), -1, dtype=np.int64)
-        base = np.repeat(np.arange(num_lengths) * len(self._tokens), num_logs)
-        lanes = Lanes.of(logs)[np.tile(np.arange(num_logs), num_lengths)]
-        keys = contexts.ravel()
-        first = self._first_behind(lanes, base, keys, self._heads.ravel()[base + lanes.buckets(keys)])
-        same = self._same.ravel()
-        lane = np.flatnonzero(first >= 0)
-        place, lanes, base = first[lane], lanes[lane], base[lane]
-        for row in places:
-            row[lane] = place
-            place = same[base + lanes.slots(place)]
-            held = place >= lanes.oldest
-            if not held.all():
-                lane, place, lanes, base = lane[held], place[held], lanes[held], base[held]
+        num_lengths, num_lanes = contexts.shape
+        found = np.full((most, num_lengths * num_lanes), -1, dtype=np.int64)
+        # A lane per n-gram; links are followed in the flat arrays, where each length has a row.
+        row, column = np.divmod(np.arange(num_lengths * num_lanes), num_lanes)
+        ngrams, keys = lanes[column].in_row(row * len(self._tokens)), contexts.ravel()
+        place = self._first_behind(ngrams, keys, self._heads.ravel()[ngrams.buckets(keys)])
+        lane = np.flatnonzero(place >= 0)
+        place, here, same = place[lane], ngrams[lane], self._same.ravel()
+        for places in found:
             if not len(lane):
                 break
-        found = places.reshape(most, num_lengths, num_logs)
-        self._keep_longest(logs, contexts, found)
-        return found
+            places[lane] = place
+            place = same[here.slots(place)]
+            held = place >= here.oldest
+            if not held.all():
+                lane, place, here = lane[held], place[held], here[held]
+        if num_lengths > 1:
+            self._keep_longest(ngrams, contexts, found)
+        return found.reshape(most, num_lengths, num_lanes)
 
-    def tokens_at(self, logs: Sequence[TokenLog], places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The tokens at places that are held, each in the log of its row: `places` is int64 `[logs, n]`."""
-        lanes = Lanes.of(logs)
-        return self._tokens[lanes.start[:, None] + places % lanes.period[:, None]]
+    def tokens_at(self, lanes: Lanes, places: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The tokens at places that are held: `places` is int64 `[..., lanes]`."""
+        tokens: NDArray[np.int32] = self._tokens[lanes.slots(places)]
+        return tokens
+
+    def contexts(self, lanes: Lanes) -> NDArray[np.uint64]:
+        """The keys of what logs, without a limit, end with: uint64 `[lengths, lanes]`."""
+        return self._context_keys(lanes.start + lanes.end, lanes.end, _NO_CONTEXT)
 
     def tail(self, log: TokenLog, count: int) -> list[int]:
         """The last `count` tokens of a log without a limit, or all if there are fewer."""
@@ -192,69 +182,74 @@ class NgramPlaces:
         same, other = self._same.ravel(), self._other.ravel()
 
         row, column = np.nonzero(keys != _NO_KEY)
-        base = row * len(self._tokens)
-        bucket = base + lanes[column].buckets(keys[row, column])
+        key, lanes = keys[row, column], lanes[column].in_row(row * len(self._tokens))
+        bucket = lanes.buckets(key)
         order = np.argsort(bucket, kind="stable")
-        bucket, base, column, key = bucket[order], base[order], column[order], keys[row, column][order]
-        if not len(bucket):
+        if not len(order):
             return
-        lanes, place, slot = lanes[column], places[column], base + slots[column]
+        bucket, key, lanes, place = bucket[order], key[order], lanes[order], places[column[order]]
+        slot = lanes.slots(place)
 
         # Runs of places behind the same n-gram in one bucket; `before` is what the bucket had last before each.
         is_first = np.concatenate(([True], bucket[1:] != bucket[:-1]))
         starts_run = is_first | np.concatenate(([True], key[1:] != key[:-1]))
         before = np.concatenate(([-1], place[:-1]))
         before[is_first] = heads[bucket[is_first]]
-        before = np.where(before >= lanes.oldest, before, -1)
+        before[before < lanes.oldest] = -1
 
         start = np.flatnonzero(starts_run)
-        before_run, run_lanes, run_base, run_key = before[start], lanes[start], base[start], key[start]
-        before_slot = run_base + run_lanes.slots(before_run)
+        before_run, run_lanes, run_key = before[start], lanes[start], key[start]
+        before_slot = run_lanes.slots(before_run)
         goes_on = (before_run >= 0) & (all_keys[before_slot] == run_key)
         other_of_run = np.where(goes_on, other[before_slot], before_run)
         other[slot] = other_of_run[np.cumsum(starts_run) - 1]
-        before[start] = self._first_behind(run_lanes, run_base, run_key, before_run)
+        before[start] = self._first_behind(run_lanes, run_key, before_run)
         same[slot] = before
         is_last = np.concatenate((is_first[1:], [True]))
         heads[bucket[is_last]] = place[is_last]
 
     def _first_behind(
-        self,
-        lanes: Lanes,
-        base: NDArray[np.int64],
-        keys: NDArray[np.uint64],
-        places: NDArray[np.int64],
+        self, lanes: Lanes, keys: NDArray[np.uint64], places: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """The first place behind each lane's n-gram, from a place of its bucket on; -1 where there is none."""
         all_keys, other = self._keys.ravel(), self._other.ravel()
         found = np.where(places >= lanes.oldest, places, -1)
         lane = np.flatnonzero(found >= 0)
+        lanes, keys, place = lanes[lane], keys[lane], found[lane]
         for _ in range(_MOST_OTHERS):
-            lanes_here = lanes[lane]
-            slot = base[lane] + lanes_here.slots(found[lane])
-            is_other = all_keys[slot] != keys[lane]
-            lane = lane[is_other]
-            if not len(lane):
+            slot = lanes.slots(place)
+            is_other = all_keys[slot] != keys
+            if not is_other.any():
                 return found
-            further = other[slot[is_other]]
-            further[further < lanes.oldest[lane]] = -1
-            found[lane] = further
-            lane = lane[further >= 0]
+            lane, lanes, keys, place = lane[is_other], lanes[is_other], keys[is_other], other[slot[is_other]]
+            held = place >= lanes.oldest
+            found[lane] = np.where(held, place, -1)
+            lane, lanes, keys, place = lane[held], lanes[held], keys[held], place[held]
         found[lane] = -1
         return found
 
-    def _keep_longest(
-        self, logs: Sequence[TokenLog], contexts: NDArray[np.uint64], found: NDArray[np.int64]
-    ) -> None:
+    def _keep_longest(self, ngrams: Lanes, contexts: NDArray[np.uint64], found: NDArray[np.int64]) -> None:
         """Blank the places that are also behind the next longer n-gram of their context."""
-        most, row, column = np.nonzero(found[:, 1:] >= 0)
-        lanes = Lanes.of(logs)[column]
-        slots = lanes.slots(found[most, row + 1, column])
-        again = self._keys[row, slots] == contexts[row, column]
-        found[most[again], row[again] + 1, column[again]] = -1
+        flat, num_lanes = found.ravel(), contexts.shape[1]
+        index = np.flatnonzero(flat >= 0)
+        ngram = index % found.shape[1]
+        shorter = ngram >= num_lanes
+        index, ngram = index[shorter], ngram[shorter]
+        slots = ngrams.start[ngram] + flat[index] % ngrams.period[ngram]
+        longer_key = self._keys.ravel()[slots - len(self._tokens)]
+        flat[index[longer_key == contexts.ravel()[ngram - num_lanes]]] = -1
+
+    def _advance(self, log: TokenLog, count: int) -> int:
+        """Make room for more tokens, which are not written yet; the first one's place."""
+        self._reserve(log, log.num_tokens + count)
+        first = log.num_tokens
+        log.num_tokens += count
+        return first
 
     def _reserve(self, log: TokenLog, num_tokens: int) -> None:
-        """Give a log slots for so many tokens: where it lies if it is the last one, else elsewhere."""
+        """Give a log slots for so many tokens, or up to its limit; it stays if nothing lies behind it."""
+        if log.limit is not None:
+            num_tokens = min(num_tokens, log.limit)
         if num_tokens <= log.size:
             return
         size = _power_of_two(num_tokens)

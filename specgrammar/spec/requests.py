@@ -100,23 +100,21 @@ class RequestHistories:
         if not runs:
             return
         logs, counts = [request.history for request, _ in runs], [len(tokens) for _, tokens in runs]
+        tokens = np.fromiter(chain.from_iterable(tokens for _, tokens in runs), np.int32, sum(counts))
+        if self._shared is None:
+            self._places.extend(logs, counts, tokens)
+            return
         num_prompt = [
             min(count, max(0, request.num_prompt_tokens - request.history.num_tokens))
             for (request, _), count in zip(runs, counts, strict=True)
         ]
-        tokens = np.fromiter(chain.from_iterable(tokens for _, tokens in runs), np.int32, sum(counts))
-        keys = self._places.extend(logs, counts, tokens)
-        if self._shared is None:
-            return
         written = [count - prompt for count, prompt in zip(counts, num_prompt, strict=True)]
-        if any(num_prompt):
-            kinds = np.tile((False, True), len(runs))
-            is_written = np.repeat(kinds, list(chain.from_iterable(zip(num_prompt, written, strict=True))))
-            tokens, keys = tokens[is_written], keys[:, is_written]
+        kinds = np.tile((False, True), len(runs))
+        is_written = np.repeat(kinds, list(chain.from_iterable(zip(num_prompt, written, strict=True))))
+        places = self._places.extend(logs, counts, tokens, (self._shared.log, is_written))
         writers = [(request, count) for (request, _), count in zip(runs, written, strict=True) if count]
         if writers:
-            last = self._shared.append(
-                tokens, keys, [count for _, count in writers], [request.shared_place for request, _ in writers]
-            )
+            previous = [request.shared_place for request, _ in writers]
+            last = self._shared.connect(places, [count for _, count in writers], previous)
             for (request, _), place in zip(writers, last, strict=True):
                 request.shared_place = place

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specgrammar.spec.logs import TokenLog
+from specgrammar.spec.logs import Lanes, TokenLog
 from specgrammar.spec.places import NgramPlaces
 
 
@@ -27,25 +27,17 @@ class SharedCorpus:
         """Number of tokens held."""
         return len(self.log)
 
-    def append(
-        self,
-        tokens: NDArray[np.int32],
-        keys: NDArray[np.uint64],
-        counts: Sequence[int],
-        previous: Sequence[int],
-    ) -> list[int]:
-        """Add the next tokens of several requests.
+    def connect(self, places: NDArray[np.int64], counts: Sequence[int], previous: Sequence[int]) -> list[int]:
+        """Note for tokens that were added to the log who wrote them.
 
         Args:
-            tokens: int32 `[n]`, request by request.
-            keys: uint64 `[lengths, n]`, of their contexts, from `NgramPlaces.extend`.
+            places: int64 `[n]`, request by request, ascending.
             counts: how many each request wrote, one at least.
             previous: for each request the place of the token before; -1 if that one was not added.
 
         Returns:
             The place of each request's last token.
         """
-        places = self._places.extend_with_contexts(self.log, tokens, keys)
         if len(self._next) < self.log.size:
             self._next = np.pad(self._next, (0, self.log.size - len(self._next)), constant_values=-1)
         ends = np.cumsum(counts)
@@ -61,12 +53,13 @@ class SharedCorpus:
     def continuations(self, places: NDArray[np.int64], depth: int) -> NDArray[np.int32]:
         """What the request that wrote each place wrote from there on: int32 `[depth, n]`, filled with -1."""
         tokens = np.full((depth, len(places)), -1, dtype=np.int32)
-        lane, place = np.arange(len(places)), places
+        log, lane, place = Lanes.of([self.log]), np.arange(len(places)), places
         for row in tokens:
             # What follows a token is younger than the token: it is here as long as the place is.
-            row[lane] = self._places.tokens_at([self.log], place[None])[0]
+            row[lane] = self._places.tokens_at(log, place)
             place = self._next[place % self.log.period]
-            lane, place = lane[place >= 0], place[place >= 0]
+            goes_on = place >= 0
+            lane, place = lane[goes_on], place[goes_on]
             if not len(lane):
                 break
         return tokens

@@ -1,7 +1,7 @@
 """From continuations to trees: which nodes are most likely to be accepted, for a whole batch at once.
 
-Continuations that begin alike share the nodes of what they share. Each has a number of votes; a node's score is its
-share of the votes that its parent's children have, its chance the product of the scores on its path.
+Continuations that begin alike share the nodes of what they share. Each has a number of votes; a node's score is
+its share of the votes that its parent's children have, its chance the product of the scores on its path.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Held back for a token that was never seen here. On real texts this makes the scores fit the rates at which nodes
-# were accepted.
+# Held back for a token that was never seen here. On function calls and code this makes the scores fit the rates
+# at which nodes were accepted.
 _UNSEEN_VOTES = 1
 
 
@@ -46,49 +46,59 @@ def vote(
     equal children that do not fit into `breadth`, the one whose continuation stands first is kept.
 
     Args:
-        continuations: int32 `[depth, bs, voters]`, by level; -1 from where one ends.
-        votes: int64 `[bs, voters]`.
+        continuations: int32 `[depth, voters, bs]`, by level; -1 from where one ends.
+        votes: int64 `[voters, bs]`; at most 255 voters.
         num_nodes: most nodes of a tree, without the root.
         breadth: most children of a node.
     """
-    depth, bs, num_voters = continuations.shape
-    # A node is named by its first voter at its level; a child's chance is below its parent's, and so it comes later.
-    voters = np.arange(num_voters)
-    leaders = np.zeros((depth + 1, bs, num_voters), dtype=np.int64)
-    for level, tokens in enumerate(continuations):
-        names = (leaders[level] << 32) + np.where(tokens >= 0, tokens, -1 - voters)
-        leaders[level + 1] = (names[:, :, None] == names[:, None, :]).argmax(axis=2)
-    rows = np.arange((depth + 1) * bs).reshape(depth + 1, bs, 1) * num_voters
-    nodes = rows + leaders
+    depth, num_voters, bs = continuations.shape
     there = continuations >= 0
+    # A node is named by the first of the voters that have come the same way to its level.
+    voter = np.arange(num_voters, dtype=np.int32)[:, None]
+    alike = continuations[:, :, None] == continuations[:, None]
+    for level in range(1, depth):
+        alike[level] &= alike[level - 1]
+    from_last = np.arange(num_voters, 0, -1, dtype=np.uint8)[:, None, None]
+    leaders = np.zeros((depth + 1, num_voters, bs), dtype=np.int64)
+    np.subtract(num_voters, (alike.view(np.uint8) * from_last).max(axis=1), out=leaders[1:])
+    nodes = (np.arange(depth + 1)[:, None, None] * num_voters + leaders) * bs + np.arange(bs)
+
     node, parent = nodes[1:][there], nodes[:-1][there]
     weight = np.broadcast_to(votes, continuations.shape)[there]
     total = _UNSEEN_VOTES + np.bincount(parent, weight, minlength=nodes.size)
-    votes_of = np.bincount(node, weight, minlength=nodes.size)
-
-    is_node = there & (leaders[1:] == voters)
+    votes_of = np.bincount(node, weight, minlength=nodes.size).astype(np.float64)
+    is_node = there & (leaders[1:] == voter)
     node, parent = nodes[1:][is_node], nodes[:-1][is_node]
     score = np.zeros(nodes.size)
     score[node] = votes_of[node] / total[parent]
     score[_beyond(breadth, node, parent, votes_of)] = 0.0
-    chance = np.empty_like(nodes, dtype=np.float64)
+    chance = score.copy().reshape(nodes.shape)
     chance[0] = 1.0
-    scores = score[nodes]
     for level in range(depth):
-        chance[level + 1] = scores[level + 1] * np.take_along_axis(chance[level], leaders[level], axis=1)
+        chance[level + 1] *= chance.ravel()[nodes[level]]
 
-    chance_of = chance.ravel()[node]
-    request = node // num_voters % bs
-    order = np.lexsort((-chance_of, request))
-    order = order[chance_of[order] > 0]
-    first = np.searchsorted(request[order], np.arange(bs))
-    rank = np.arange(len(order)) - first[request[order]]
-    order, number = order[rank < num_nodes], rank[rank < num_nodes] + 1
-    node, parent, request = node[order], parent[order], request[order]
+    node, rank = _likeliest(chance[1:].reshape(-1, bs), num_nodes)
+    node += num_voters * bs
+    parent = nodes.ravel()[node - num_voters * bs]
+    request = node % bs
     numbers = np.zeros(nodes.size, dtype=np.int64)
-    numbers[node] = number
-    tokens_of = continuations.ravel()[node - bs * num_voters]
-    return VotedNodes(request, number, numbers[parent], tokens_of, score[node], node % num_voters)
+    numbers[node] = rank + 1
+    tokens = continuations.ravel()[node - num_voters * bs]
+    return VotedNodes(request, rank + 1, numbers[parent], tokens, score[node], node // bs % num_voters)
+
+
+def _likeliest(chance: NDArray[np.float64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The `most` highest of each column: their flat indices, column by column, and their ranks from 0.
+
+    Zeros do not count; of equals the one in the first row is the higher.
+    """
+    least = np.partition(chance, -most, axis=0)[-most] if most < len(chance) else 0.0
+    row, column = np.nonzero((chance >= least) & (chance > 0))
+    order = np.lexsort((-chance[row, column], column))
+    row, column = row[order], column[order]
+    rank = np.arange(len(order)) - np.searchsorted(column, column)
+    row, column, rank = row[rank < most], column[rank < most], rank[rank < most]
+    return row * chance.shape[1] + column, rank
 
 
 def _beyond(

@@ -4,29 +4,47 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specgrammar.spec.corpus import History, NgramIndex, SharedCorpus
+from specgrammar.spec.corpus import History, NgramIndex
+from specgrammar.spec.places import NgramPlaces
+from specgrammar.spec.shared import SharedCorpus
 
 
 @given(
     capacity=st.integers(1, 6),
     writers=st.lists(st.integers(0, 2), min_size=1, max_size=20),
-    length=st.integers(0, 8),
+    batch=st.integers(1, 9),
+    length=st.integers(1, 8),
 )
 def test_a_place_goes_on_with_what_its_writer_wrote_next(
-    capacity: int, writers: list[int], length: int
+    capacity: int, writers: list[int], batch: int, length: int
 ) -> None:
-    corpus = SharedCorpus(NgramIndex(1, 2, max_places=4), capacity)
-    last: dict[int, int] = {}
-    for token, writer in enumerate(writers):
-        last[writer] = corpus.append(b"", token, last.get(writer))
-        assert last[writer] == token
-        assert len(corpus) == min(token + 1, capacity)
-        for place in range(max(0, token + 1 - capacity), token + 1):
-            later = [i for i in range(place, token + 1) if writers[i] == writers[place]]
-            assert corpus.continuation(place, length) == later[:length]
+    """The number of a token in the corpus is the token itself; several are added at a time, in runs by writer."""
+    places = NgramPlaces(1, 2)
+    corpus, histories = SharedCorpus(places, capacity), [places.new_log() for _ in range(3)]
+    last = [-1, -1, -1]
+    written: list[int] = []
+    for begin in range(0, len(writers), batch):
+        new = sorted(writers[begin : begin + batch])
+        present = sorted(set(new))
+        counts = [new.count(writer) for writer in present]
+        tokens = np.arange(len(written), len(written) + len(new), dtype=np.int32)
+        is_shared = np.ones(len(new), dtype=np.bool_)
+        added = places.extend([histories[w] for w in present], counts, tokens, (corpus.log, is_shared))
+        for writer, place in zip(
+            present, corpus.connect(added, counts, [last[w] for w in present]), strict=True
+        ):
+            last[writer] = place
+        written += new
+        assert len(corpus) == min(len(written), capacity)
+        held = range(len(written) - len(corpus), len(written))
+        found = corpus.continuations(np.array(held), length).T.tolist()
+        for place, continuation in zip(held, found, strict=True):
+            later = [i for i in range(place, len(written)) if written[i] == written[place]][:length]
+            assert continuation == later + [-1] * (length - len(later))
 
 
 @given(
@@ -49,24 +67,3 @@ def test_an_ngram_knows_its_latest_places(text: list[int], min_match: int, more:
             if len(text) >= length and text[place - length : place] == text[len(text) - length :]
         ]
         assert list(history.index.places(context, length)) == occurrences[::-1][:max_places]
-
-
-@given(text=st.lists(st.integers(0, 2), min_size=1, max_size=30), keep=st.integers(0, 30))
-def test_removing_the_oldest_leaves_the_index_of_the_rest(text: list[int], keep: int) -> None:
-    """Also where an n-gram had more places than it remembers."""
-
-    def contexts(position: int) -> bytes:
-        return array("i", text[max(0, position - 2) : position]).tobytes()
-
-    removed = max(0, len(text) - keep)
-    index, rest = (NgramIndex(1, 2, max_places=3) for _ in range(2))
-    for position in range(len(text)):
-        index.add(contexts(position), position)
-    for position in range(removed):
-        index.remove(contexts(position), position)
-    for position in range(removed, len(text)):
-        rest.add(contexts(position), position)
-    assert len(index) == len(rest)
-    for position in range(len(text)):
-        for length in (1, 2):
-            assert index.places(contexts(position), length) == rest.places(contexts(position), length)
