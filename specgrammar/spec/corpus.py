@@ -1,8 +1,8 @@
 """Where n-grams occurred in one request's history, for prompt lookup.
 
 A place is the position of the token behind an occurrence. For every length from `min_match` to `max_match`, an
-n-gram knows its `max_places` most recent places, so that adding a token and looking one up cost the same however
-much was seen.
+n-gram knows its `max_places` most recent places, so that adding a token and looking one up cost the same
+however much was seen.
 """
 
 from __future__ import annotations

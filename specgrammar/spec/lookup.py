@@ -1,4 +1,4 @@
-"""Histories for prompt lookup, one per request in flight, kept in step with what the engine shows and reports."""
+"""Histories for prompt lookup, one per request, kept in step with what the engine shows and reports."""
 
 from __future__ import annotations
 

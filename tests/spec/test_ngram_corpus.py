@@ -22,7 +22,7 @@ from specgrammar.spec.shared import SharedCorpus
 def test_a_place_goes_on_with_what_its_writer_wrote_next(
     capacity: int, writers: list[int], batch: int, length: int
 ) -> None:
-    """The number of a token in the corpus is the token itself; several are added at a time, in runs by writer."""
+    """A token's place in the corpus is the token itself; several are added at a time, in runs by writer."""
     places = NgramPlaces(1, 2)
     corpus, histories = SharedCorpus(places, capacity), [places.new_log() for _ in range(3)]
     last = [-1, -1, -1]
