@@ -154,19 +154,26 @@ class GrammarSession:
 
     # Following the target (lazy masking): the grammar moves with each choice, before that is committed.
 
-    def try_ahead(self, token: int) -> bool:
-        """Move the grammar over a token that the target chose; False, and no move, where it is illegal.
+    def follow(self, choices: Sequence[int]) -> int:
+        """Move the grammar over the first legal one of the target's choices, best first; -1 where none is.
 
         `advance` finds the move made, does not make it again, and takes back what was not kept. A backend
-        that raises ends the request with its reason; the answer is then False.
+        that raises ends the request with its reason; the answer is then -1.
+
+        Returns:
+            The index of the choice.
         """
+        if self.finish is not None:
+            return -1
         if self.cursor is None:
-            return 0 <= token < self.vocabulary.vocab_size
+            in_range = range(self.vocabulary.vocab_size)
+            return next((index for index, token in enumerate(choices) if token in in_range), -1)
         with self._failing_alone():
-            if self.cursor.step(token):
-                self._ahead.append(token)
-                return True
-        return False
+            for index, token in enumerate(choices):
+                if self.cursor.step(token):
+                    self._ahead.append(token)
+                    return index
+        return -1
 
     def fill_ahead(self, rows: MaskRows, node: int) -> None:
         """Fill a row for a node (flat index) that the grammar stands behind, and give the node its status.

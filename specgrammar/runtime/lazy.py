@@ -14,9 +14,11 @@ over L, with the same noise. Either way the token is the one that eager masking 
 With top-k, top-p or min-p the tokens that stay depend on the mask (p = A .5 illegal, B .3, C .2, top-k 2: the
 mask first gives B .6, the mask last .75). Requests that truncate are masked before their draw, in that step.
 
-On a device with memory of its own the walk ends at the first illegal choice, whose second draw is the bonus
-token: one more round trip per step, whatever the batch. A path may be shorter than eager masking's for that;
-what is committed is the same. On the CPU, where a second draw is no trip, the walk goes on behind it.
+On a device with memory of its own a second draw is a round trip. So each row's best tokens come back, not one:
+by the same argument the first legal one of them is the masked draw, and the walk goes on. Only where none is
+legal the walk ends, and the token drawn from the masked row is the bonus token: at most one more trip per step,
+whatever the batch. Such a path may be shorter than eager masking's; what is committed is the same. On the CPU,
+where a second draw is no trip, it is made at once.
 """
 
 from __future__ import annotations
@@ -36,10 +38,14 @@ from specgrammar.grammar.session import GrammarSession, refuses
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary
 from specgrammar.protocols.staging import BitmaskSlot
 from specgrammar.runtime.masking import LaunchedStep, MaskParts, Verified
-from specgrammar.spec.sampler import sample_tokens
+from specgrammar.spec.sampler import sample_tokens, top_tokens
 from specgrammar.spec.walk import Walk, rows_of, to_host
 from specgrammar.trees.tree import HostTree
 from specgrammar.trees.validate import validate_tree
+
+NUM_BEST = 32
+"""Tokens of each row that come back from a device with memory of its own. Of SmolLM2-135M-Instruct's illegal
+greedy choices under the schemas of 40 BFCL prompts 83 % have a legal one among the next 31, 48 % among 7."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,14 @@ class LazyMasking:
             logits, num_rows = self._mask_the_others(step, tree, guarded, status)
         capacity = tree.num_nodes if step.want_logprobs else tree.bs
         with span("accept"), SecondDraws(parts, capacity, tree.num_nodes, logits) as second:
-            walk = GuardedWalk(tree, logits, status, step, guarded, second).run()
+            walk = self.walk_type()(tree, logits, status, step, guarded, second).run()
             walk.finish()
             paths = walk.paths(step.want_logprobs)
         return Verified(paths, status, num_rows + second.num_rows, walk.num_cut)
+
+    def walk_type(self) -> type[GuardedWalk]:
+        """The walk over unmasked rows; a target that draws by itself may bring its own."""
+        return GuardedWalk
 
     def _mask_the_others(
         self, step: LaunchedStep, tree: HostTree, guarded: Sequence[bool], status: NDArray[np.int8]
@@ -155,12 +165,28 @@ class GuardedWalk(Walk):
         guarded: Sequence[bool],
         second: SecondDraws,
     ) -> None:
-        super().__init__(tree, logits, status, step.batch.requests, None)
         self._sessions, self._guarded, self._second = step.sessions, guarded, second
         self._fill_all = step.want_logprobs
-        self._at_once = second.at_once
         self._refused: list[_Refused] = []
         self.num_cut = 0  # paths that ended although a child carries their second draw
+        self.next_best = np.empty((tree.num_nodes, 0), np.int64)
+        self.num_sure = np.zeros(tree.num_nodes, np.int64)
+        super().__init__(tree, logits, status, step.batch.requests, None)
+
+    def draw_at_once(self, tree: HostTree) -> NDArray[np.int64] | None:
+        """Every node's best tokens where a second draw would be a trip to the device."""
+        if self._second.at_once:
+            return super().draw_at_once(tree)
+        request = np.repeat(np.arange(tree.bs), np.diff(tree.cu_nodes))
+        table, positions = self.table.take(request), self.num_tokens[request] + tree.depths()
+        tokens, num_sure = top_tokens(self.logits, table, positions, NUM_BEST)
+        self.next_best, self.num_sure = to_host(tokens), to_host(num_sure)
+        first = self.next_best[:, 0].copy()
+        others = np.flatnonzero((self.num_sure == 0) | ~np.array(self._guarded)[request])
+        if others.size:
+            part = rows_of(self.logits, others)
+            first[others] = to_host(sample_tokens(part, table.take(others), positions[others]))
+        return first
 
     def decide(
         self, walking: NDArray[np.int64], here: NDArray[np.int64], positions: NDArray[np.int64]
@@ -171,11 +197,14 @@ class GuardedWalk(Walk):
         for place, (request, node, choice) in enumerate(
             zip(walking.tolist(), here.tolist(), token.tolist(), strict=True)
         ):
-            if self._guarded[request] and not self._takes(request, node, choice):
-                token[place] = child[place] = -1
-                if self._second.offers(node):
-                    self._refused.append(_Refused(depth, place, request, node))
-        if self._at_once:
+            if not self._guarded[request]:
+                continue
+            taken = self._taken(request, node, choice)
+            if taken != choice:
+                token[place], child[place] = taken, self.find_child(here[[place]], np.array([taken]))[0]
+            if taken < 0 and self._second.offers(node):
+                self._refused.append(_Refused(depth, place, request, node))
+        if self._second.at_once:
             again, tokens = self._draw_again()
             places = [refused.place for refused in again]
             token[places], child[places] = tokens, self.find_child(here[places], tokens)
@@ -189,16 +218,20 @@ class GuardedWalk(Walk):
         nodes = np.array([refused.node for refused in again], np.int64)
         self.num_cut = int(np.count_nonzero(self.find_child(nodes, tokens) >= 0))
 
-    def _takes(self, request: int, node: int, choice: int) -> bool:
-        """Whether the grammar moved over the choice; if not, the node's row is filled."""
+    def _taken(self, request: int, node: int, choice: int) -> int:
+        """The first legal of the node's best tokens, which the grammar moved over; -1 where it takes a row."""
         session = self._sessions[request]
         if self._fill_all:
             self._second.fill(session, node)
-        if choice >= 0 and session.finish is None and session.try_ahead(choice):
-            return True
-        if not self._fill_all:
+        if session.follow((choice,)) == 0:
+            return choice
+        others = self.next_best[node, 1 : self.num_sure[node]].tolist()
+        if (index := session.follow(others)) >= 0:
+            taken: int = others[index]
+            return taken
+        if not self._fill_all and session.finish is None:
             self._second.fill(session, node)
-        return False
+        return -1
 
     def _draw_again(self) -> tuple[list[_Refused], NDArray[np.int64]]:
         """Second draws of all refused choices, from rows that are masked now; -1 where nothing can be drawn."""
@@ -211,7 +244,7 @@ class GuardedWalk(Walk):
         tokens = to_host(sample_tokens(rows_of(self.logits, node), self.table.take(request), positions))
         for index, (refused, token) in enumerate(zip(again, tokens.tolist(), strict=True)):
             session = self._sessions[refused.request]
-            if token >= 0 and session.finish is None and not session.try_ahead(token):
+            if token >= 0 and session.finish is None and session.follow((token,)) < 0:
                 session.fail(refuses(token, len(session.output) + refused.depth))
             if session.finish is not None:
                 tokens[index] = -1

@@ -76,7 +76,7 @@ class Trials:
     @property
     def costs(self) -> dict[PolicyName, float]:
         """Seconds for what a lazy step commits: medians, without the first step of each, which warms up."""
-        medians = {name: statistics.median(spent[1:] or spent) for name, spent in self.seconds.items()}
+        medians = {name: statistics.median(spent[1:] or spent) for name, spent in self.seconds.items() if spent}
         if "eager" in medians and self.num_tokens:
             medians["eager"] /= 1 + self.num_lost / self.num_tokens
         return medians

@@ -28,8 +28,10 @@ from specgrammar.spec.sampling import SamplingParams
 
 _TOP_P_CANDIDATES = 1024
 """How many of the most probable tokens are sorted before a row is sorted whole (0.4 against 2.8 ms of 49k)."""
-_LOGPROB_CELLS = 2**22
-"""How many logits are normalised at a time, which bounds the memory (16 MiB)."""
+_CELLS = 2**22
+"""How many logits are normalised or ranked at a time, which bounds the memory (16 MiB, 32 with noise)."""
+_DEVICE_CELLS = 2**27
+"""The same on a device, where many small launches would cost more than the memory (1 GiB with noise)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class SamplingTable:
             seed=np.array([p.seed for p in params], dtype=np.int64),
         )
 
-    def take(self, rows: NDArray[np.int64]) -> SamplingTable:
+    def take(self, rows: NDArray[np.int64] | slice) -> SamplingTable:
         """The table of `rows`, in their order."""
         return SamplingTable(
             self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seed[rows]
@@ -125,6 +127,55 @@ def sample_tokens(
     return tokens
 
 
+def top_tokens(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams] | SamplingTable,
+    positions: NDArray[np.int64],
+    num: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that a draw would give one after the other, if each were forbidden in turn.
+
+    For a row that does not truncate, the first of them that is legal is the token of the masked row: a draw is
+    an argmax, of logits or of noisy logits whose noise does not depend on the mask (see `sample_tokens`).
+
+    Args:
+        logits: `[rows, columns]`, any float dtype and device.
+        params: one per row; top-k, top-p and min-p are not looked at.
+        positions: int64 `[rows]`, absolute positions of the tokens to be drawn.
+        num: how many, at most; at least 1.
+
+    Returns:
+        tokens: int64 `[rows, num]` (or as wide as the logits), best first, the lowest id of a tie first.
+        num_sure: int64 `[rows]`, how many of them are surely the best ones: those that beat the last, with
+            which others may be tied that are not here. 0 for a row from which nothing may be drawn.
+    """
+    table, num = _as_table(params), min(num, logits.shape[1])
+    tokens = torch.empty((len(logits), num), dtype=torch.int64, device=logits.device)
+    num_sure = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    step = max(1, (_CELLS if logits.device.type == "cpu" else _DEVICE_CELLS) // logits.shape[1])
+    for start in range(0, len(logits), step):
+        part = slice(start, start + step)
+        rows = _noisy(logits[part], table.take(part), positions[part])
+        best, found = rows.topk(num, dim=-1)
+        found, order = found.sort(dim=-1)  # of equal ones the lowest id first
+        best, order = best.gather(1, order).sort(dim=-1, descending=True, stable=True)
+        tokens[part] = found.gather(1, order)
+        num_sure[part] = torch.where(best[:, 0].isfinite(), (best > best[:, -1:]).sum(dim=-1), 0)
+    return tokens, num_sure
+
+
+def _noisy(rows: torch.Tensor, table: SamplingTable, positions: NDArray[np.int64]) -> torch.Tensor:
+    """What `sample_tokens` takes the argmax of, for rows that do not truncate: float `[rows, columns]`."""
+    drawn = np.flatnonzero(~table.greedy)
+    if not drawn.size:
+        return rows
+    part, index = table.take(drawn), _on(drawn, rows)
+    keys = _column(noise_keys(part.seed, positions[drawn], Stream.TARGET, 0), rows)
+    noise = gumbel(keys, torch.arange(rows.shape[1], device=rows.device).expand(len(keys), -1))
+    scaled = _rows(rows, drawn).double() / _temperature(part, rows)
+    return rows.double().index_copy(0, index, scaled + noise)
+
+
 def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
     """The argmax of each row, the lowest id of a tie; -1 for a row from which nothing may be drawn."""
     best_logit, token = logits.max(dim=-1)
@@ -143,7 +194,7 @@ def token_logprobs(logits: torch.Tensor, rows: NDArray[np.int64], tokens: NDArra
         float32 `[n]` on the device of the logits, natural logarithms.
     """
     result = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
-    step = max(1, _LOGPROB_CELLS // logits.shape[1])
+    step = max(1, _CELLS // logits.shape[1])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         logprobs = _rows(logits, rows[part]).float().log_softmax(dim=-1)
@@ -166,9 +217,7 @@ def truncate_logits(rows: torch.Tensor, table: SamplingTable) -> torch.Tensor:
     rows = _keep_top_k(rows, table.top_k)
     # A token's value here depends on no other token, so that masking a row changes nothing of those that stay
     # (lazy masking rests on it). In float64 the tiniest temperature of a float32 cannot overflow.
-    float32 = np.finfo(np.float32)
-    temperature = table.temperature.clip(float32.tiny, float32.max)
-    rows = rows.double() / _column(temperature, rows)
+    rows = rows.double() / _temperature(table, rows)
     rows = _keep_top_p(rows, table.top_p)
     if (table.min_p > 0).any():
         # The most probable token survives every cut, so that no normalisation is needed.
@@ -228,6 +277,11 @@ def _top_p_border(
     num_below = (mass < top_p).sum(dim=-1, keepdim=True)
     border = largest.gather(1, num_below.clamp(max=num_candidates - 1))
     return border, num_below[:, 0] < num_candidates
+
+
+def _temperature(table: SamplingTable, like: torch.Tensor) -> torch.Tensor:
+    float32 = np.finfo(np.float32)
+    return _column(table.temperature.clip(float32.tiny, float32.max), like)
 
 
 def _on(values: NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:

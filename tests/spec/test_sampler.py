@@ -17,6 +17,7 @@ from specgrammar.spec.sampler import (
     gumbel_argmax,
     sample_tokens,
     token_logprobs,
+    top_tokens,
     truncate_probs,
 )
 from specgrammar.spec.sampling import SamplingParams
@@ -240,3 +241,30 @@ def test_weights_need_no_scale() -> None:
 def test_no_rows() -> None:
     assert sample_tokens(torch.zeros(0, 5), [], np.zeros(0, dtype=np.int64)).tolist() == []
     assert truncate_probs(torch.zeros(0, 5), []).shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num", [1, 2, 5, 40])
+def test_top_tokens_are_what_forbidding_one_after_the_other_gives(num: int, dtype: torch.dtype) -> None:
+    """Greedy and drawn rows, with ties (bfloat16 has many): the sure ones are draws of ever smaller rows."""
+    rng = np.random.default_rng(3)
+    logits = torch.from_numpy(rng.normal(0, 2, (24, 40)).astype(np.float32)).to(dtype)
+    logits[:6] = (logits[:6] * 2).round() / 2
+    params = [SamplingParams(temperature=(0.0, 0.7, 1.5)[i % 3], seed=i) for i in range(24)]
+    positions = np.arange(24) + 5
+    tokens, num_sure = top_tokens(logits, params, positions, num)
+    assert tokens.shape == (24, num)
+    left, seen = logits.clone(), 0
+    for place in range(num):
+        rows = np.flatnonzero(num_sure.numpy() > place)
+        drawn = sample_tokens(left, params, positions)
+        assert tokens[rows, place].tolist() == drawn[rows].tolist()
+        left[torch.arange(24), drawn] = -INF
+        seen += rows.size
+    assert seen >= 24 * (num - 2)
+
+
+def test_top_tokens_of_a_row_that_offers_nothing() -> None:
+    logits = torch.tensor([[-INF] * 3, [NAN, 1.0, 2.0], [INF, 0.0, 1.0], [0.0, -INF, 1.0]])
+    _, num_sure = top_tokens(logits, [SamplingParams()] * 4, np.zeros(4, np.int64), 3)
+    assert num_sure.tolist() == [0, 0, 0, 2]
