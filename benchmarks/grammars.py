@@ -36,7 +36,7 @@ class Grammars:
         num_cpus = os.cpu_count() or 1
         return {
             "xgrammar": XGrammarBackend(self.vocabulary, max_threads=num_cpus),
-            "llguidance": LLGuidanceBackend(self.vocabulary, max_threads=num_cpus),
+            "llguidance": LLGuidanceBackend(self.vocabulary),
         }
 
     def compiled(self, backend: str, schema: str) -> Any:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
-from numpy.typing import NDArray
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from specgrammar.checks import check_int
-from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_vocabulary, one_line, sort_batch
+from specgrammar.errors import GrammarCompileError, MatcherError
+from specgrammar.grammar.native import BitmaskGuard, check_vocabulary, one_line
 from specgrammar.language.frontend import rules_of
 from specgrammar.language.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_llguidance.facts import FACTS
 from specgrammar_llguidance.lark import check_lark, to_lark
 from specgrammar_llguidance.lexemes import with_lexemes
-from specgrammar_llguidance.matcher import LLGuidanceMatcher, check_row_of
+from specgrammar_llguidance.matcher import LLGuidanceMatcher
 
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{length}}}" for length in (5, 10, 15, 20, 30)), f"{_TEXT}+"]
@@ -62,20 +58,18 @@ class _Tokens(TokenizerWrapper):
 
 
 class LLGuidanceBackend:
-    """A `GrammarBackend` on llguidance; also `SupportsBatchFill`."""
+    """A `GrammarBackend` on llguidance."""
 
     api_version: Literal[1] = 1
     facts: BackendFacts = FACTS
 
-    def __init__(self, vocabulary: Vocabulary, *, max_threads: int = 4) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         """Hand the vocabulary to llguidance.
 
         Args:
             vocabulary: special ids are handed over as special, so that none is legal inside a string.
-            max_threads: threads that fill the rows of one batch.
         """
         check_vocabulary(vocabulary)
-        check_int("llguidance: max_threads", max_threads, 1, 256)
         self._vocabulary = vocabulary
         self._tokenizer = LLTokenizer(
             _Tokens(vocabulary),
@@ -83,7 +77,6 @@ class LLGuidanceBackend:
             eos_token=list(vocabulary.stop_ids),
             slices=_SLICES,
         )
-        self._executor = LLExecutor(max_threads)
         self._guard: BitmaskGuard[int] = BitmaskGuard(vocabulary, lambda bitmask: bitmask.ctypes.data)
 
     @property
@@ -112,24 +105,3 @@ class LLGuidanceBackend:
                 f"llguidance: the grammar was compiled by another backend ({type(compiled).__name__})"
             )
         return LLGuidanceMatcher(compiled.template, self._guard, self._vocabulary)
-
-    def fill_bitmasks(
-        self, matchers: Sequence[LLGuidanceMatcher], bitmask: NDArray[np.int32], rows: Sequence[int]
-    ) -> Mapping[int, Exception]:
-        """See `SupportsBatchFill`."""
-        address = self._guard.handle(bitmask)
-        live, failures = sort_batch(matchers, bitmask, rows)
-        fillers = [matchers[i].filler() for i in live]
-        if live:
-            self._executor.unsafe_compute_mask_ptr(
-                [(filler, rows[i]) for i, filler in zip(live, fillers, strict=True)],
-                address,
-                4 * self._vocabulary.num_words,
-                len(bitmask),
-            )
-        for i, filler in zip(live, fillers, strict=True):
-            try:
-                check_row_of(filler, bitmask, rows[i])
-            except (DeadEndError, MatcherError) as error:
-                failures[i] = error
-        return failures

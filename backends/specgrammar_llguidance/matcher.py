@@ -8,7 +8,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from specgrammar.errors import MatcherError
+from specgrammar.errors import DeadEndError, MatcherError
 from specgrammar.grammar.native import (
     BitmaskGuard,
     check_filled,
@@ -18,6 +18,7 @@ from specgrammar.grammar.native import (
     ended,
     one_line,
 )
+from specgrammar.protocols.abilities import WalkCalls
 from specgrammar.protocols.grammar import Vocabulary
 
 
@@ -50,10 +51,6 @@ class LLGuidanceMatcher:
         self._stop_ids = frozenset(vocabulary.stop_ids)
         self._tokens: list[int] = []
         self._finished = False
-
-    def filler(self) -> LLMatcher:
-        """A native matcher in the same state, to fill one row and be checked by `check_row_of`."""
-        return self._native.deep_copy()
 
     @property
     def finished(self) -> bool:
@@ -108,9 +105,37 @@ class LLGuidanceMatcher:
         check_row(bitmask, row)
         if self._finished:
             raise ended(bitmask, row)
-        filler = self.filler()
+        filler = self._native.deep_copy()
         filler.unsafe_compute_mask_ptr(address + row * self._row_bytes, self._row_bytes)
-        check_row_of(filler, bitmask, row)
+        if filler.is_error():
+            raise _failure(filler, bitmask, row)
+        check_filled(bitmask, row)
+
+    def walk_calls(self, bitmask: NDArray[np.int32]) -> WalkCalls:
+        """See `SupportsUncheckedWalk`."""
+        address, width = self._guard.handle(bitmask), self._row_bytes
+        if self._finished:
+            raise MatcherError("the sequence has ended: nothing is legal behind a stop token")
+        native = self._native
+        consume, copy = native.try_consume_tokens, native.deep_copy
+
+        def accept(token: int) -> None:
+            if not consume([token]):
+                raise MatcherError(f"llguidance: token id {token} is refused: {one_line(native.get_error())}")
+
+        def fill(row: int) -> None:
+            filler = copy()
+            filler.unsafe_compute_mask_ptr(address + row * width, width)
+            if filler.is_error():
+                error = _failure(filler, bitmask, row)
+                if not isinstance(error, DeadEndError):  # the row is all zero then, and a walk looks at it
+                    raise error
+
+        def rollback(num_tokens: int) -> None:
+            if not native.rollback(num_tokens):
+                self._replay()  # a limit poisoned it while it accepted, which has ended the walk
+
+        return WalkCalls(accept, fill, rollback)
 
     def _raise_if_poisoned(self) -> None:
         if self._native.is_error():
@@ -133,14 +158,11 @@ class LLGuidanceMatcher:
         return copy
 
 
-def check_row_of(filler: LLMatcher, bitmask: NDArray[np.int32], row: int) -> None:
-    """Judge the row that a filler has filled; raises like `fill_bitmask`.
+def _failure(filler: LLMatcher, bitmask: NDArray[np.int32], row: int) -> DeadEndError | MatcherError:
+    """Clear the row that a filler has failed at, and make the error.
 
-    One that finds no token or hits a limit writes the stop tokens as legal, so the row is cleared.
+    One that finds no token or hits a limit writes the stop tokens as legal.
     """
-    if not filler.is_error():
-        check_filled(bitmask, row)
-        return
     bitmask[row] = 0
     cause = one_line(filler.get_error())
-    raise dead_end() if cause.startswith("NoExtension") else MatcherError(f"llguidance: {cause}")
+    return dead_end() if cause.startswith("NoExtension") else MatcherError(f"llguidance: {cause}")

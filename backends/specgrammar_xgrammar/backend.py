@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import tvm_ffi
 import xgrammar
-from numpy.typing import NDArray
 
 from specgrammar.checks import check_int
-from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.native import BitmaskGuard, check_filled, check_vocabulary, one_line, sort_batch
+from specgrammar.errors import GrammarCompileError, MatcherError
+from specgrammar.grammar.native import BitmaskGuard, check_vocabulary, one_line
 from specgrammar.language.frontend import rules_of
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_xgrammar.ebnf import loops_are_simple, to_ebnf
@@ -32,7 +28,7 @@ class XGrammarCompiled:
 
 
 class XGrammarBackend:
-    """A `GrammarBackend` on xgrammar; also `SupportsBatchFill`."""
+    """A `GrammarBackend` on xgrammar."""
 
     api_version: Literal[1] = 1
     facts: BackendFacts = FACTS
@@ -48,7 +44,7 @@ class XGrammarBackend:
 
         Args:
             vocabulary: special ids are handed over without text, so that none is legal inside a string.
-            max_threads: threads that compile one grammar, and that fill the rows of one batch.
+            max_threads: threads that compile one grammar.
             cache_bytes: memory for compiled rules, so that a schema that comes again costs nothing. Grammars
                 with rules in a circle are compiled each time, see `loops_are_simple`.
         """
@@ -72,7 +68,6 @@ class XGrammarBackend:
             if cache_bytes
             else self._compiler
         )
-        self._batch = xgrammar.BatchGrammarMatcher(min(max_threads, os.cpu_count() or 1))
         self._guard: BitmaskGuard[Any] = BitmaskGuard(vocabulary, tvm_ffi.from_dlpack)
         stops = frozenset(vocabulary.stop_ids)
         self._legal = bytes(
@@ -101,37 +96,3 @@ class XGrammarBackend:
                 f"xgrammar: the grammar was compiled by another backend ({type(compiled).__name__})"
             )
         return XGrammarMatcher(xgrammar.GrammarMatcher(compiled.native), self._guard, self._legal)
-
-    def fill_bitmasks(
-        self, matchers: Sequence[XGrammarMatcher], bitmask: NDArray[np.int32], rows: Sequence[int]
-    ) -> Mapping[int, Exception]:
-        """See `SupportsBatchFill`; the native batch call raises for all if one matcher fails."""
-        handle = self._guard.handle(bitmask)
-        live, failures = sort_batch(matchers, bitmask, rows)
-        try:
-            self._batch.batch_fill_next_token_bitmask(
-                [matchers[i].native for i in live], handle, [rows[i] for i in live]
-            )
-        except RuntimeError:
-            return failures | self._one_by_one(live, matchers, bitmask, rows)
-        for i in live:
-            try:
-                check_filled(bitmask, rows[i])
-            except DeadEndError as error:
-                failures[i] = error
-        return failures
-
-    def _one_by_one(
-        self,
-        live: Sequence[int],
-        matchers: Sequence[XGrammarMatcher],
-        bitmask: NDArray[np.int32],
-        rows: Sequence[int],
-    ) -> dict[int, Exception]:
-        failures: dict[int, Exception] = {}
-        for i in live:
-            try:
-                matchers[i].fill_bitmask(bitmask, rows[i])
-            except (DeadEndError, MatcherError) as error:
-                failures[i] = error
-        return failures

@@ -44,11 +44,6 @@ class XGrammarMatcher:
         self._traverse = handle.traverse_draft_tree
 
     @property
-    def native(self) -> xgrammar.GrammarMatcher:
-        """The matcher of xgrammar, for calls on many matchers at once."""
-        return self._native
-
-    @property
     def finished(self) -> bool:
         """A stop token was accepted and not rolled back."""
         return self._finished
@@ -98,7 +93,8 @@ class XGrammarMatcher:
         native_fill, native_accept = self._fill, self._accept_token
 
         def accept(token: int) -> None:
-            native_accept(token, False)
+            if not native_accept(token, False):
+                raise MatcherError(f"xgrammar: token id {token} is in its row, but is refused")
 
         def fill(row: int) -> None:
             native_fill(handle, row, False)

@@ -37,11 +37,12 @@ class GrammarMask:
         self._slot: BitmaskSlot | None = slot
         self._uploaded: Event | None = None
         self._segments = rows.segments
-        owners = rows.owners(self.status)
-        slot.owners[: len(owners)] = owners
-        self.row_of_node = np.full(len(self.status), -1, np.int32)
-        used = np.flatnonzero(owners >= 0)
-        self.row_of_node[owners[used]] = used
+        owners = slot.owners[: self.num_rows]
+        rows.write_owners(owners)
+        # One entry more, for the rows without an owner: -1 is the last one.
+        row_of_node = np.full(len(self.status) + 1, -1, np.int32)
+        row_of_node[owners] = np.arange(len(owners), dtype=np.int32)
+        self.row_of_node = row_of_node[:-1]
 
     def __enter__(self) -> Self:
         """Nothing more to do."""

@@ -1,8 +1,8 @@
-"""The walk of a matcher that fills a whole tree in one native call.
+"""The walk of a chain by a matcher that fills a whole tree in one native call.
 
-The native call writes row i for node i. What each node is follows from the rows: a child is legal where its
-bit is set in its parent's row. In the compact layout live rows then close up, in order of the nodes, so that
-a row never moves onto one that is still to be read.
+The native call writes row i for node i, so that the rows of a chain's legal beginning lie next to each other as
+they are. Behind a branch live and dead rows would mix: closing the gaps, and the rows that are written for dead
+nodes, cost more than the native call saves, so trees are walked node by node (see `grammar.walk`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,25 @@ from specgrammar.protocols.abilities import SupportsTreeFill
 
 
 def fits_native_walk(nodes: RequestNodes, ends: Ends) -> bool:
-    """Whether native code may see this tree: it has drafts, and all ids are tokens or padding."""
+    """Whether native code may see this tree and does well: a chain of drafts, all ids tokens or padding.
+
+    In a valid tree links lead forward and to each node from one place, so one whose last node alone has no
+    child is a chain.
+    """
     tokens = nodes.tokens
-    return len(tokens) > 1 and max(tokens) < ends.vocab_size and min(tokens) >= -1
+    last = len(tokens) - 1
+    return (
+        last > 0 and nodes.next_token.index(-1) == last and max(tokens) < ends.vocab_size and min(tokens) >= -1
+    )
 
 
 def walk_natively(matcher: SupportsTreeFill, nodes: RequestNodes, rows: MaskRows, ends: Ends) -> None:
-    """Fill the rows of a request's tree and write statuses and owners, as `walk.walk_engaged` does.
+    """Fill the rows of a request's chain and write statuses and owners, as `walk.walk_engaged` does.
 
     Args:
         matcher: the grammar behind the root's token.
         nodes: a valid tree for which `fits_native_walk`.
-        rows: the next `len(nodes.tokens)` rows of the compact layout are free: they hold all nodes' rows first.
+        rows: the next `len(nodes.tokens)` rows of the compact layout are free: they are all written.
             In the dense layout rows of nodes that are not live become all ones.
         ends: stop ids end a path.
 
@@ -32,11 +39,11 @@ def walk_natively(matcher: SupportsTreeFill, nodes: RequestNodes, rows: MaskRows
         DeadEndError: nothing is legal behind the root.
         MatcherError: the backend failed.
     """
-    first, tokens, next_token, next_sibling, tree = nodes
-    num_nodes = len(tokens)
-    bitmask, status, word_of, take = rows.bitmask, rows.statuses, rows.bitmask.item, rows.take
+    first, tokens, _, _, tree = nodes
+    bitmask, status, words, take = rows.bitmask, rows.statuses, rows.words, rows.take
+    end = first + len(tokens)
     base = first if rows.dense else rows.next_row
-    part = slice(first, first + num_nodes)
+    part = slice(first, end)
     matcher.fill_tree(
         tree.draft_tokens[part],
         tree.retrieve_next_token[part],
@@ -44,30 +51,21 @@ def walk_natively(matcher: SupportsTreeFill, nodes: RequestNodes, rows: MaskRows
         bitmask,
         base,
     )
-    legal = [False] * num_nodes
-    legal[0] = True
-    for node in range(num_nodes):
-        if not legal[node]:
-            continue
-        row = take(first + node)
-        if row != base + node:
-            bitmask[row] = bitmask[base + node]
-        if not word_of(row, 0) and rows.is_empty(row):
-            if node == 0:
-                raise nothing_legal()
-            status[first + node] = ENDED
-            continue
+    row = base
+    for node, token in enumerate(tokens):
+        if node:  # the root's own token is not looked at
+            if token < 0 or not words[row, token >> 5] >> (token & 31) & 1:
+                break
+            if token in ends.stop_ids:
+                status[first + node] = ENDED
+                break
         status[first + node] = LIVE
-        child = next_token[node]
-        while child >= 0:
-            token = tokens[child]
-            if word_of(row, token >> 5) >> (token & 31) & 1:
-                if token in ends.stop_ids:
-                    status[first + child] = ENDED
-                else:
-                    legal[child] = True
-            child = next_sibling[child]
+        row = take(first + node)
+    if rows.is_empty(row):  # the last one; the others allow what follows
+        if row == base:
+            raise nothing_legal()
+        status[first + row - base] = ENDED
     if rows.dense:
-        for node in range(first, first + num_nodes):
+        for node in range(first, end):
             if status[node] != LIVE:
                 bitmask[node] = -1

@@ -45,7 +45,8 @@ class MaskRows:
 
     Attributes:
         bitmask: C-contiguous int32 `[capacity, num_words]`.
-        statuses: the `NodeStatus` of every node as a plain list, which walks write to.
+        statuses: the `NodeStatus` of every node as bytes, which walks write to.
+        words: its words by `[row, word]` as plain ints, read in half the time of `bitmask.item`.
         dense: the layout.
         take: called with a node (flat index), returns the number of the row that is filled for it next.
     """
@@ -54,10 +55,11 @@ class MaskRows:
         """No rows yet, and `num_nodes` nodes that nobody can accept."""
         self.bitmask = bitmask
         self.dense = dense
-        self.statuses = [_PADDING] * num_nodes
+        self.statuses = bytearray(num_nodes)  # `PADDING` is 0
         self.take = self._take_own if dense else self._take_next
         self._first_row = 0
-        self._first_words = range(min(4, bitmask.shape[1]))
+        self.words = bitmask.data
+        self._empty_row = bytes(bitmask.strides[0])
         self._owners: list[int] = []
         self._parts: list[MaskRows] = [self]
 
@@ -88,26 +90,21 @@ class MaskRows:
 
     @property
     def status(self) -> NDArray[np.int8]:
-        """The `NodeStatus` of every node, int8 `[num_nodes]`."""
-        return np.array(self.statuses, np.int8)
+        """The `NodeStatus` of every node, int8 `[num_nodes]`: the memory of `statuses`."""
+        return np.frombuffer(self.statuses, np.int8)
 
-    def owners(self, status: NDArray[np.int8]) -> NDArray[np.int32]:
-        """The node that each row is for, int32 `[num_rows]`; -1 for a row that nobody uses.
-
-        Args:
-            status: `self.status`, which is made anew at each call.
-        """
-        owners = np.full(self.num_rows, -1, np.int32)
+    def write_owners(self, owners: NDArray[np.int32]) -> None:
+        """Write the node that each row is for into int32 `[num_rows]`; -1 for a row that nobody uses."""
+        owners.fill(-1)
         for part in self._parts:
             owners[part._first_row : part.next_row] = part._owners
-        owners[status[owners] != _LIVE] = -1  # -1 looks at the last node: it stays -1 whatever that is
-        return owners
+        owners[self.status[owners] != _LIVE] = -1  # -1 looks at the last node: it stays -1 whatever that is
 
     def begin(self, nodes: RequestNodes) -> None:
         """Start a request: until a walk says otherwise its nodes are rejected, or padding."""
-        self.statuses[nodes.first : nodes.first + len(nodes.tokens)] = [
-            _REJECTED if token >= 0 else _PADDING for token in nodes.tokens
-        ]
+        self.statuses[nodes.first : nodes.first + len(nodes.tokens)] = bytes(
+            [_REJECTED if token >= 0 else _PADDING for token in nodes.tokens]
+        )
 
     def _take_next(self, node: int) -> int:
         row = self._first_row + len(self._owners)
@@ -119,20 +116,14 @@ class MaskRows:
         return node
 
     def is_empty(self, row: int) -> bool:
-        """Whether a filled row allows nothing.
-
-        Byte-level vocabularies have the printable characters in their first words, so that one of these is not
-        zero in nearly every row; looking at all words costs as much as a small fill.
-        """
-        item = self.bitmask.item
-        for word in self._first_words:
-            if item(row, word):
-                return False
-        return not self.bitmask[row].any()
+        """Whether a filled row allows nothing."""
+        # Comparing bytes is five times faster than `any`; the first word decides in strings, where half of all
+        # nodes are.
+        return not self.words[row, 0] and self.bitmask[row].tobytes() == self._empty_row
 
     def drop(self, nodes: RequestNodes) -> None:
         """Forget a request whose walk failed: its nodes are dead; rows of the dense layout as they were."""
         end = nodes.first + len(nodes.tokens)
-        self.statuses[nodes.first : end] = [_PADDING] * len(nodes.tokens)
+        self.statuses[nodes.first : end] = bytes(len(nodes.tokens))
         if self.dense:
             self.bitmask[nodes.first : end] = -1

@@ -45,7 +45,7 @@ def vocabulary() -> Vocabulary:
 def backends(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
     return {
         "xgrammar": XGrammarBackend(vocabulary, max_threads=2),
-        "llguidance": LLGuidanceBackend(vocabulary, max_threads=2),
+        "llguidance": LLGuidanceBackend(vocabulary),
         "reference": ReferenceBackend(vocabulary),
     }
 

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specgrammar.errors import DeadEndError, MatcherError
-from specgrammar.protocols.abilities import SupportsBatchFill
 from specgrammar.protocols.grammar import GrammarBackend, GrammarMatcher, GrammarSpec, Vocabulary
 
 SPECS = [
@@ -174,32 +173,6 @@ def test_forks_are_independent(backend: GrammarBackend, vocabulary: Vocabulary) 
     assert matcher.accept_prefix([a, a]) == 2
     fork.rollback(3)
     assert bits(fork, vocabulary) == sorted({a, b} | {i for i, t in enumerate(vocabulary.tokens) if t == b"ab"})
-
-
-def test_batches_fill_the_same_rows(native: GrammarBackend, vocabulary: Vocabulary) -> None:
-    assert isinstance(native, SupportsBatchFill)
-    compiled = [native.compile(spec) for spec in SPECS]
-    matchers = [native.matcher(grammar) for grammar in compiled * 2]
-    dead = native.matcher(native.compile(GrammarSpec("choice", json.dumps(["az"]))))
-    assert dead.accept(ids(vocabulary, b"a")[0])
-    ended = native.matcher(compiled[1])
-    assert ended.accept(vocabulary.stop_ids[0])
-    everyone = [*matchers[:4], dead, *matchers[4:], ended]
-    bitmask = np.full((len(everyone) + 2, vocabulary.num_words), 7, np.int32)
-    rows = [*range(len(everyone), 0, -1)]
-    failures = native.fill_bitmasks(everyone, bitmask, rows)
-    assert sorted(failures) == [4, len(everyone) - 1]
-    assert all(isinstance(error, DeadEndError) for error in failures.values())
-    expected = np.full_like(bitmask, 7)
-    for i, matcher in enumerate(everyone):
-        if i in failures:
-            expected[rows[i]] = 0
-        else:
-            matcher.fill_bitmask(expected, rows[i])
-    assert (bitmask == expected).all()
-    bad_row = native.fill_bitmasks(matchers[:2], bitmask, [len(bitmask), 0])
-    assert list(bad_row) == [0]
-    assert isinstance(bad_row[0], MatcherError)
 
 
 def test_threads_share_a_backend(native: GrammarBackend, vocabulary: Vocabulary) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -23,8 +23,8 @@ from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import Resolved
 from specgrammar.grammar.workers import FillWorkers
-from specgrammar.protocols.abilities import SupportsBatchFill, WalkCalls
-from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec, NodeStatus
+from specgrammar.protocols.abilities import WalkCalls
+from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.testing.strategies import trees
 from specgrammar.trees.tree import HostTree
@@ -35,7 +35,6 @@ from tests.toys import (
     SPECIAL,
     STOP,
     VOCABULARY,
-    backend,
     expected_status,
     legal_ids,
     matcher,
@@ -234,23 +233,6 @@ def test_invariant_9_a_raising_backend_ends_its_own_request_only(name: str, meth
     assert (buffer[3:6] == -1).all(), "the engine's convention for rows that are not live"
 
 
-class Together:
-    """A backend's batch fill that counts its calls, and raises from the n-th on."""
-
-    def __init__(self, name: str, raises_at: int = 10**9) -> None:
-        native = backend(name)
-        assert isinstance(native, SupportsBatchFill)
-        self._native, self._raises_at, self.num_calls = native, raises_at, 0
-
-    def fill_bitmasks(
-        self, matchers: Sequence[GrammarMatcher], bitmask: NDArray[np.int32], rows: Sequence[int]
-    ) -> Mapping[int, Exception]:
-        self.num_calls += 1
-        if self.num_calls >= self._raises_at:
-            raise RuntimeError("the thread pool died")
-        return self._native.fill_bitmasks(matchers, bitmask, rows)
-
-
 @given(toy_trees(1).filter(lambda t: len(t.cu_nodes) == 2), grammars, st.booleans())
 def test_a_native_walk_is_the_walk_node_by_node(tree: HostTree, spec: GrammarSpec, dense: bool) -> None:
     native, plain = matcher("xgrammar", spec), raising("xgrammar", spec, "accept", 10**9, unchecked=True)
@@ -271,27 +253,6 @@ def test_a_native_walk_is_the_walk_node_by_node(tree: HostTree, spec: GrammarSpe
     with pytest.raises(MatcherError):
         native.rollback(1)
     assert legal_ids(native) == legal_ids(matcher("xgrammar", spec))
-
-
-@given(st.data(), toy_trees(), st.integers(1, 4))
-def test_rounds_over_a_batch_give_the_same_rows_as_one_by_one(
-    data: st.DataObject, tree: HostTree, raises_at: int
-) -> None:
-    """Batches of both backends' matchers at once, also when a batch call dies half-way."""
-    bs = tree.bs
-    kinds = data.draw(st.lists(st.tuples(names, grammars), min_size=bs, max_size=bs))
-    together = {name: Together(name, data.draw(st.sampled_from([raises_at, 10**9]))) for name in BACKEND_NAMES}
-    alone = build([GrammarSession(VOCABULARY, matcher(*kind)) for kind in kinds], tree)
-    sessions = [GrammarSession(VOCABULARY, matcher(*kind), batch_fill=together[kind[0]]) for kind in kinds]
-    rounds = build(sessions, tree)
-    assert rounds.status.tolist() == alone.status.tolist()
-    for one, other in zip(alone.row_of_node, rounds.row_of_node, strict=True):
-        assert (one < 0) == (other < 0)
-        if one >= 0:
-            assert alone.bitmask[one].tolist() == rounds.bitmask[other].tolist()
-    for session, kind in zip(sessions, kinds, strict=True):
-        assert session.cursor is not None
-        assert legal_ids(session.cursor.matcher) == legal_ids(matcher(*kind))
 
 
 class ThreeThreads(FillWorkers):
@@ -332,16 +293,13 @@ def test_threads_give_every_node_the_same_row(data: st.DataObject, tree: HostTre
 
 
 @pytest.mark.parametrize("name", BACKEND_NAMES)
-@pytest.mark.parametrize("raises_at", [1, 10**9])
-def test_a_failure_in_a_round_ends_its_own_request_only(name: str, raises_at: int) -> None:
+def test_a_root_behind_which_nothing_is_legal_ends_its_own_request_only(name: str) -> None:
     """A grammar that the vocabulary cannot go on with, between two that are well."""
     stuck = GrammarSpec.regex("a(z|zz)")  # no token holds a z
-    together = Together(name, raises_at)
     specs = (GRAMMARS[0], stuck, GRAMMARS[3])
-    sessions = [GrammarSession(VOCABULARY, matcher(name, spec), batch_fill=together) for spec in specs]
+    sessions = [GrammarSession(VOCABULARY, matcher(name, spec)) for spec in specs]
     sessions[1].commit([0])
     mask = build(sessions, HostTree.roots([0, 0, 0]))
-    assert together.num_calls == 1
     assert [session.finish for session in sessions] == [None, "error", None]
     assert mask.status.tolist() == [LIVE, PADDING, LIVE]
     logits = torch.zeros(3, VOCABULARY.vocab_size)
