@@ -53,7 +53,7 @@ class NgramAlgorithm:
         min_match: tokens that must match at least for an occurrence to count.
         max_match: tokens that are compared at most; a longer match outvotes a shorter one.
         shared: also learn from, and propose, what other requests wrote (prompts are not shared).
-        capacity: tokens that the shared corpus keeps; the oldest go first. About 0.4 kB of memory each.
+        capacity: tokens that the shared corpus keeps; the oldest go first. About 0.15 kB of memory each.
     """
 
     num_draft_tokens: int = 7
