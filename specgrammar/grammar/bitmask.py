@@ -35,7 +35,10 @@ class RingSlot:
 
     def _memory(self, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Host memory and the device's for the same."""
-        host = torch.zeros(shape, dtype=torch.int32, pin_memory=self._device.can_pin)
+        if self._device.can_pin:
+            host = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
+        else:  # NumPy asks for huge pages, torch does not, and each row would be four small ones
+            host = torch.from_numpy(np.full(shape, 0, np.int32))
         if self._device.shares_host_memory:
             return host, host
         return host, torch.empty_like(host, device=self._device.torch_device)
