@@ -1,7 +1,9 @@
 """`CpuStream`: a CPU as a device of its own, whose work runs in order on one thread beside the host's.
 
 torch's kernels and the grammar backends' native calls release the GIL, so a forward on this thread and the
-building of masks on the host's run at the same time where there are cores for both.
+building of masks on the host's run at the same time where there are cores for both. Python code on the host
+is not hidden: it and the forward's own take turns at the GIL, and a shorter `sys.setswitchinterval` only adds
+turns (10 ms of Python under a forward of 70 or 105 ms, on two cores: not faster with 0.05 than with 5 ms).
 """
 
 from __future__ import annotations
