@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from specgrammar.errors import SpecGrammarError
+from specgrammar.grammar.apply_on_cpu import apply_on_cpu
 from specgrammar.grammar.rows import MaskRows
 from specgrammar.protocols.staging import BitmaskSlot, Device, Event
 
@@ -92,7 +93,7 @@ class GrammarMask:
         rows, owners = slot.device_rows[: self.num_rows], slot.device_owners[: self.num_rows]
         if logits.device.type == "cpu":
             self._uploaded.wait()  # the host reads them here, and the host is in no stream's order
-            _apply_on_cpu(logits, rows.numpy(), owners.tolist(), columns)
+            apply_on_cpu(logits, rows.numpy(), owners.tolist(), columns)
         else:
             from specgrammar.grammar.kernels import apply_rows
 
@@ -109,11 +110,3 @@ class GrammarMask:
         if self._slot is None:
             raise SpecGrammarError("this mask was applied or discarded; its memory belongs to a later step")
         return self._slot
-
-
-def _apply_on_cpu(logits: torch.Tensor, rows: NDArray[np.int32], owners: list[int], columns: int) -> None:
-    """Row by row, so that the unpacked bits stay in the cache."""
-    for row, owner in zip(rows, owners, strict=True):
-        if owner >= 0:
-            illegal = np.unpackbits(~row.view(np.uint8), count=columns, bitorder="little").view(np.bool_)
-            logits[owner, :columns].masked_fill_(torch.from_numpy(illegal), -torch.inf)

@@ -106,6 +106,10 @@ class MaskRows:
             [_REJECTED if token >= 0 else _PADDING for token in nodes.tokens]
         )
 
+    def untake(self) -> None:
+        """The row that was handed out last is free again (compact)."""
+        self._owners.pop()
+
     def _take_next(self, node: int) -> int:
         row = self._first_row + len(self._owners)
         self._owners.append(node)

@@ -168,11 +168,14 @@ class GrammarSession:
         if self.cursor is None:
             in_range = range(self.vocabulary.vocab_size)
             return next((index for index, token in enumerate(choices) if token in in_range), -1)
-        with self._failing_alone():
+        step = self.cursor.step
+        try:
             for index, token in enumerate(choices):
-                if self.cursor.step(token):
+                if step(token):
                     self._ahead.append(token)
                     return index
+        except Exception as error:  # as `_failing_alone`, which would cost as much as the move
+            self.fail(as_request_error(error))
         return -1
 
     def fill_ahead(self, rows: MaskRows, node: int) -> None:

@@ -141,6 +141,24 @@ class SecondDraws:
         """Whether the node has a row that allows something."""
         return self._filled is not None and self._filled[0].statuses[node] == NodeStatus.LIVE
 
+    def first_legal(self, node: int, tokens: NDArray[np.int64]) -> int:
+        """The first of some tokens that the node's row allows; -1 where there is no row or no such token."""
+        if self._filled is None or not tokens.size or not self.offers(node):
+            return -1
+        rows, _ = self._filled
+        words = rows.bitmask[rows.next_row - 1]
+        inside = tokens < 32 * len(words)
+        legal = inside & (words[np.where(inside, tokens >> 5, 0)] >> (tokens & 31) & 1 == 1)
+        index = int(legal.argmax())
+        return int(tokens[index]) if legal[index] else -1
+
+    def drop_last(self, node: int) -> None:
+        """The row that was filled last is not needed: the node's token is known."""
+        assert self._filled is not None
+        rows, _ = self._filled
+        rows.statuses[node] = NodeStatus.FREE
+        rows.untake()
+
     def apply(self) -> None:
         """Mask the logits of all nodes that were filled since the last call."""
         if self._filled is None:
@@ -194,6 +212,7 @@ class GuardedWalk(Walk):
         """As `Walk.decide`; a choice that the grammar refuses is drawn again, here or by `finish`."""
         token, child = super().decide(walking, here, positions)
         depth = len(self.levels)
+        changed: list[int] = []
         for place, (request, node, choice) in enumerate(
             zip(walking.tolist(), here.tolist(), token.tolist(), strict=True)
         ):
@@ -201,9 +220,12 @@ class GuardedWalk(Walk):
                 continue
             taken = self._taken(request, node, choice)
             if taken != choice:
-                token[place], child[place] = taken, self.find_child(here[[place]], np.array([taken]))[0]
+                token[place] = taken
+                changed.append(place)
             if taken < 0 and self._second.offers(node):
                 self._refused.append(_Refused(depth, place, request, node))
+        if changed:
+            child[changed] = self.find_child(here[changed], token[changed])
         if self._second.at_once:
             again, tokens = self._draw_again()
             places = [refused.place for refused in again]
@@ -225,13 +247,14 @@ class GuardedWalk(Walk):
             self._second.fill(session, node)
         if session.follow((choice,)) == 0:
             return choice
-        others = self.next_best[node, 1 : self.num_sure[node]].tolist()
-        if (index := session.follow(others)) >= 0:
-            taken: int = others[index]
-            return taken
         if not self._fill_all and session.finish is None:
             self._second.fill(session, node)
-        return -1
+        taken = self._second.first_legal(node, self.next_best[node, 1 : self.num_sure[node]])
+        if taken < 0 or session.follow((taken,)) < 0:
+            return -1
+        if not self._fill_all:
+            self._second.drop_last(node)
+        return taken
 
     def _draw_again(self) -> tuple[list[_Refused], NDArray[np.int64]]:
         """Second draws of all refused choices, from rows that are masked now; -1 where nothing can be drawn."""

@@ -1,0 +1,167 @@
+"""The lazy column of the mask benchmark: everything that lazy masking does behind the forward.
+
+A step is timed from the logits to the paths: the best tokens of all nodes are read back, the path that the
+target takes is walked, and where none of a node's best tokens is legal its row is filled, copied to the device's
+memory, applied there and drawn again. The first draw is the sampler's, masked or not, and is made before.
+
+The target follows each document, and at every token it would rather have written something illegal, with the
+probability and for as many ranks as was measured for SmolLM2-135M-Instruct.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.columns import Rings
+from benchmarks.grammars import Grammars
+from benchmarks.scenes import Scene
+from specgrammar.grammar.bitmask import BitmaskRing
+from specgrammar.grammar.staging import Resolved
+from specgrammar.protocols.grammar import Vocabulary
+from specgrammar.protocols.spec import DecodeBatch, RequestView
+from specgrammar.runtime.device import InlineDevice
+from specgrammar.runtime.lazy import NUM_BEST, GuardedWalk, LazyMasking
+from specgrammar.runtime.ledger import Ledger
+from specgrammar.runtime.masking import LaunchedStep, MaskParts
+from specgrammar.runtime.trace import Trace
+from specgrammar.spec.sampling import SamplingParams
+from specgrammar.trees.tree import HostTree
+
+NUM_MEASURED = 882
+"""Tokens that SmolLM2-135M-Instruct decoded greedily under the schemas of the first 40 BFCL prompts."""
+MIN_RANKS = {1: 174, 2: 119, 4: 103, 8: 90, 16: 67, 32: 29, 64: 11}
+"""For how many of them at least that many tokens were more probable than the best legal one."""
+
+
+class SeparateMemory(InlineDevice):
+    """Copies at once, but has memory of its own: rows are uploaded, and one round of second draws is all."""
+
+    shares_host_memory = False
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Logits that are there."""
+
+    logits: torch.Tensor
+
+    def wait(self) -> torch.Tensor:
+        """The logits."""
+        return self.logits
+
+
+@dataclass(frozen=True)
+class _Masking(LazyMasking):
+    """Lazy masking with best tokens that are given, int64 `[num_nodes, NUM_BEST]`."""
+
+    best: torch.Tensor
+
+    def walk_type(self) -> type[GuardedWalk]:
+        """A walk that reads them back."""
+        best = self.best
+
+        class ReadsBack(GuardedWalk):
+            """Copies what the device drew."""
+
+            def draw_at_once(self, _: HostTree) -> NDArray[np.int64]:
+                """The best token of every node."""
+                self.next_best = best.clone().numpy()
+                self.num_sure = np.full(len(best), best.shape[1] - 1)
+                return self.next_best[:, 0].copy()
+
+        return ReadsBack
+
+
+@dataclass
+class Lazy:
+    """Ours: `LazyMasking.verify` behind the forward and the first draw.
+
+    Attributes:
+        backend: its name.
+        rings: of the run, for their kind; lazy masking has its own, with a device's memory.
+    """
+
+    backend: str
+    rings: Rings
+
+    @property
+    def name(self) -> str:
+        """See `Column`."""
+        return f"lazy {self.backend}"
+
+    def prepare(self, scene: Scene, grammars: Grammars) -> Callable[[], float]:
+        """See `Column`; a step returns its seconds, without taking its moves back for the next one."""
+        vocabulary = grammars.vocabulary
+        sessions = [grammars.session(self.backend, r.document.schema, r.committed) for r in scene.requests]
+        device = SeparateMemory()
+        ring = BitmaskRing(device, vocabulary.num_words, num_slots=1)
+        parts = MaskParts(Ledger(), ring, device, vocabulary, None, "target_only", Trace())
+        best = torch.from_numpy(best_tokens(scene, vocabulary))
+        logits = torch.zeros((scene.tree.num_nodes, vocabulary.vocab_size))
+        step = LaunchedStep(
+            _batch(scene), sessions, Resolved(scene.tree), None, Drawn(logits), False, len(best), 0.0
+        )
+        masking = _Masking(parts, best)
+
+        def run() -> float:
+            begin = time.perf_counter()
+            masking.verify(step)
+            spent = time.perf_counter() - begin
+            for session in sessions:
+                session.advance()
+                assert session.error is None, session.error
+            return spent
+
+        return run
+
+
+def best_tokens(scene: Scene, vocabulary: Vocabulary, seed: int = 0) -> NDArray[np.int64]:
+    """The best tokens of every node's unmasked logits, int64 `[num_nodes, NUM_BEST]`, best first.
+
+    On the path of the document its next token has a rank of the measured distribution, and illegal ones stand
+    before it; other nodes are not looked at. Special tokens that do not end a text are legal nowhere.
+    """
+    rng = np.random.default_rng(seed)
+    illegal = sorted(vocabulary.special_ids - set(vocabulary.stop_ids))[:NUM_BEST]
+    tree, starts = scene.tree, scene.tree.cu_nodes.tolist()
+    tokens, first, sibling = (
+        array.tolist() for array in (tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling)
+    )
+    best = np.resize(np.array(illegal), (tree.num_nodes, NUM_BEST))
+    for start, request in zip(starts, scene.requests, strict=False):
+        text = (*request.document.tokens[request.position :], vocabulary.stop_ids[-1])
+        node, depth = 0, 0
+        while node >= 0 and depth < len(text):
+            rank = _rank(int(rng.integers(NUM_MEASURED)))
+            if rank < NUM_BEST - 1:
+                best[start + node, rank] = text[depth]
+            node = _child(node, text[depth], start, tokens, first, sibling)
+            depth += 1
+    return best
+
+
+def _rank(place: int) -> int:
+    """The rank of the best legal token, at the `place` of those that were measured; the middle of its class."""
+    ranks = [rank for rank, count in MIN_RANKS.items() if place < count]
+    return (3 * ranks[-1]) // 2 if ranks else 0
+
+
+def _child(
+    node: int, token: int, start: int, tokens: Sequence[int], first: Sequence[int], sibling: Sequence[int]
+) -> int:
+    child = first[start + node]
+    while child >= 0 and tokens[start + child] != token:
+        child = sibling[start + child]
+    return child
+
+
+def _batch(scene: Scene) -> DecodeBatch:
+    greedy = SamplingParams()
+    views = [RequestView(str(i), r.committed, 1, scene.num_nodes, greedy) for i, r in enumerate(scene.requests)]
+    return DecodeBatch(0, tuple(views))
