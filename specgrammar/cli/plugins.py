@@ -56,8 +56,6 @@ def _abilities(plugin: Plugin, factory: Any) -> str:
         parts.append("rollback " + ("unlimited" if facts.max_rollback is None else str(facts.max_rollback)))
         parts.append("grammars: " + ", ".join(sorted(facts.grammar_syntaxes)))
         parts.append("thread-safe" if facts.thread_safe else "one thread")
-        if hasattr(factory, "fill_bitmasks"):
-            parts.append("batch fill")
     elif plugin.group is ALGORITHMS:
         algorithm = factory()
         parts.append(f"{algorithm.topology.kind} of up to {algorithm.topology.max_nodes} nodes")

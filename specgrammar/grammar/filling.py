@@ -33,6 +33,7 @@ def fill_rows(
     validate_tree(tree)
     if len(sessions) != len(tree.cu_nodes) - 1:
         raise TreeError(f"{len(sessions)} sessions for a tree of {len(tree.cu_nodes) - 1} requests")
+    rows.begin(tree)
     requests = list(zip(sessions, RequestNodes.of(tree), strict=True))
     if workers is None:
         fill_alone(requests, rows)
@@ -47,8 +48,7 @@ def fill_alone(requests: Requests, rows: MaskRows) -> None:
     """Fill one request after the other; the nodes of one that fails are dead."""
     for session, nodes in requests:
         try:
-            if not session.walk_natively(nodes, rows):
-                session.walk(nodes, rows)
+            session.walk(nodes, rows)
         except Exception as error:
             session.fail(as_request_error(error))
             rows.drop(nodes)

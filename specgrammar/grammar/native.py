@@ -8,14 +8,14 @@ seen, and the last one is remembered by identity.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, DeadEndError, MatcherError
-from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
+from specgrammar.protocols.grammar import Vocabulary
 
 Handle = TypeVar("Handle")
 
@@ -86,25 +86,6 @@ def ended(bitmask: NDArray[np.int32], row: int) -> DeadEndError:
     """Clear the row behind the end of a sequence and make the error to raise."""
     bitmask[row] = 0
     return DeadEndError("the sequence has ended: nothing is legal behind a stop token")
-
-
-def sort_batch(
-    matchers: Sequence[GrammarMatcher], bitmask: NDArray[np.int32], rows: Sequence[int]
-) -> tuple[list[int], dict[int, Exception]]:
-    """The positions of a batch that can be filled, and the failures of the others (see `SupportsBatchFill`)."""
-    live: list[int] = []
-    failures: dict[int, Exception] = {}
-    for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
-        try:
-            check_row(bitmask, row)
-        except MatcherError as error:
-            failures[i] = error
-            continue
-        if matcher.finished:
-            failures[i] = ended(bitmask, row)
-        else:
-            live.append(i)
-    return live, failures
 
 
 def check_rollback(num_tokens: int, num_accepted: int) -> None:

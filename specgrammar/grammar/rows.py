@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -28,19 +27,21 @@ class RequestNodes(NamedTuple):
     """The batch that it belongs to, for native code, which reads arrays."""
 
     @classmethod
-    def of(cls, tree: HostTree) -> Iterator[RequestNodes]:
+    def of(cls, tree: HostTree) -> list[RequestNodes]:
         """The trees of all requests in order; the arrays are converted once."""
         tokens = tree.draft_tokens.tolist()
         next_token = tree.retrieve_next_token.tolist()
         next_sibling = tree.retrieve_next_sibling.tolist()
-        for begin, end in pairwise(tree.cu_nodes.tolist()):
-            yield cls(begin, tokens[begin:end], next_token[begin:end], next_sibling[begin:end], tree)
+        return [
+            cls(begin, tokens[begin:end], next_token[begin:end], next_sibling[begin:end], tree)
+            for begin, end in pairwise(tree.cu_nodes.tolist())
+        ]
 
 
 class MaskRows:
     """The rows of one step, in one of two layouts.
 
-    Compact (ours): only live nodes get a row, in the order in which they are walked. Dense: node i owns row
+    Compact (ours): only live nodes get a row, request after request. Dense: node i owns row
     i of a buffer that belongs to an engine; rows of other nodes stay as the engine prepared them.
 
     Attributes:
@@ -59,6 +60,7 @@ class MaskRows:
         self.take = self._take_own if dense else self._take_next
         self._first_row = 0
         self.words = bitmask.data
+        self._flat = bitmask.reshape(-1)
         self._empty_row = bytes(bitmask.strides[0])
         self._owners: list[int] = []
         self._parts: list[MaskRows] = [self]
@@ -100,15 +102,41 @@ class MaskRows:
             owners[part._first_row : part.next_row] = part._owners
         owners[self.status[owners] != _LIVE] = -1  # -1 looks at the last node: it stays -1 whatever that is
 
-    def begin(self, nodes: RequestNodes) -> None:
-        """Start a request: until a walk says otherwise its nodes are rejected, or padding."""
-        self.statuses[nodes.first : nodes.first + len(nodes.tokens)] = bytes(
-            [_REJECTED if token >= 0 else _PADDING for token in nodes.tokens]
-        )
+    def begin(self, tree: HostTree) -> None:
+        """Start a batch: until a walk says otherwise its nodes are rejected, or padding."""
+        self.status[:] = np.where(tree.draft_tokens >= 0, _REJECTED, _PADDING)
 
     def untake(self) -> None:
         """The row that was handed out last is free again (compact)."""
         self._owners.pop()
+
+    def take_filled(self, first: int, live: list[int]) -> None:
+        """Take rows that are filled: node i of a request lies in row i from its base on, for the live ones.
+
+        In the compact layout the base is `next_row`, and live rows close up to it.
+
+        Args:
+            first: the flat index of the request's root, which is live.
+            live: its live nodes, local numbers, rising.
+        """
+        if not self.dense and live[-1] >= len(live):
+            self._close_up(self.next_row, live)
+        self._owners += [first + node for node in live]
+
+    def _close_up(self, base: int, live: list[int]) -> None:
+        flat, width = self._flat, self.bitmask.shape[1]
+        num_live = len(live)
+        begin = 0
+        while begin < num_live:  # runs of rows that lie next to each other, copied at once
+            gap = live[begin] - begin
+            end = begin + 1
+            while end < num_live and live[end] - end == gap:
+                end += 1
+            if gap:  # in one dimension NumPy sees that it need not buffer what overlaps
+                to, size = (base + begin) * width, (end - begin) * width
+                source = to + gap * width
+                flat[to : to + size] = flat[source : source + size]
+            begin = end
 
     def _take_next(self, node: int) -> int:
         row = self._first_row + len(self._owners)

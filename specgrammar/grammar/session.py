@@ -20,11 +20,10 @@ from specgrammar.grammar.cursor import Cursor
 from specgrammar.grammar.dense import fill_dense
 from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.gate import Gate
-from specgrammar.grammar.native_walk import fits_native_walk, walk_natively
+from specgrammar.grammar.native_walk import walk_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.stops import FinishReason, StopRules
-from specgrammar.grammar.walk import ENDED, LIVE, Ends, Walk, nothing_legal, nowhere, walk_engaged, walk_free
-from specgrammar.protocols.abilities import SupportsBatchFill, WalkCalls
+from specgrammar.grammar.walk import ENDED, LIVE, Ends, nothing_legal, walk_engaged, walk_free
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 from specgrammar.trees.tree import HostTree
 
@@ -45,7 +44,6 @@ class GrammarSession:
         *,
         gate: Gate | None = None,
         stops: StopRules | None = None,
-        batch_fill: SupportsBatchFill | None = None,
     ) -> None:
         """Start a request.
 
@@ -54,9 +52,6 @@ class GrammarSession:
             matcher: at the start of its grammar; None for an unconstrained request.
             gate: the grammar begins behind its marker; None begins at once.
             stops: where the request ends; by default at the vocabulary's stop tokens.
-            batch_fill: the matcher's backend, if it fills the rows of many matchers in one call and that pays:
-                for large batches on machines with many cores. On two cores row by row was faster in all cells
-                of `benchmarks/mask_build.py`, up to 128 requests of 16 nodes.
 
         Raises:
             ConfigError: the gate's marker can never be read: it holds a stop id, or no id of the vocabulary.
@@ -66,7 +61,6 @@ class GrammarSession:
         self.output: list[int] = []
         self.finish: FinishReason | None = None
         self.error: RequestError | None = None
-        self.batch_fill = batch_fill
         if matcher is not None and not hasattr(matcher, "accept_prefix"):
             raise ConfigError(
                 f"a session needs a matcher, not a {type(matcher).__name__}; pass backend.matcher(compiled)"
@@ -126,31 +120,23 @@ class GrammarSession:
         """
         return fill_dense([self], tree, bitmask)
 
-    def walk(self, nodes: RequestNodes, rows: MaskRows) -> tuple[WalkCalls, Walk]:
-        """The walk over one request's tree, for a driver that fills the rows that it yields (see `filling`).
+    def walk(self, nodes: RequestNodes, rows: MaskRows) -> None:
+        """Walk this request's part of a batch's tree (see `filling`); raises what its grammar raises.
 
-        A request that is over is not walked: its nodes stay dead.
+        A request that is over is not walked: its nodes are dead.
         """
         if self.finish is not None:
-            return NO_CALLS, nowhere()
-        cursor = self.cursor
-        calls = NO_CALLS if cursor is None else cursor.walk_calls(rows.bitmask)
-        rows.begin(nodes)
-        if cursor is not None and cursor.engaged:
-            return calls, walk_engaged(calls, nodes, 0, rows, self._ends)
-        gate, state = (None, 0) if cursor is None else (cursor.gate, cursor.gate_state)
-        return calls, walk_free(gate, state, calls, nodes, rows, self._ends)
-
-    def walk_natively(self, nodes: RequestNodes, rows: MaskRows) -> bool:
-        """Do the whole walk in a native call; False, with nothing done, where that cannot be."""
-        cursor = self.cursor
-        if self.finish is not None or cursor is None or cursor.tree_filler is None or not cursor.engaged:
-            return False
-        if not fits_native_walk(nodes, self._ends):
-            return False
-        rows.begin(nodes)
-        walk_natively(cursor.tree_filler, nodes, rows, self._ends)
-        return True
+            rows.drop(nodes)
+            return
+        cursor, ends = self.cursor, self._ends
+        if cursor is None:
+            walk_free(None, 0, NO_CALLS, nodes, rows, ends)
+        elif not cursor.engaged:
+            walk_free(cursor.gate, cursor.gate_state, cursor.walk_calls(rows.bitmask), nodes, rows, ends)
+        elif cursor.tree_filler is not None and max(nodes.tokens) < ends.vocab_size:
+            walk_natively(cursor.tree_filler, nodes, rows, ends)
+        else:
+            walk_engaged(cursor.walk_calls(rows.bitmask), nodes, 0, rows, ends)
 
     # Following the target (lazy masking): the grammar moves with each choice, before that is committed.
 

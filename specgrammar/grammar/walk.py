@@ -1,7 +1,7 @@
 """The walk: one request's draft tree against the state of its grammar.
 
-It moves the matcher from node to node and fills a row at each. A child is legal where its bit is set in its
-parent's row, so that nothing illegal is ever offered to a matcher. What is not one of the matcher's own calls
+It moves the matcher from node to node and fills a row at each; a matcher that can fill a whole tree at once is
+walked in `native_walk`. A child is legal where its bit is set in its parent's row, so that nothing illegal is ever offered to a matcher. What is not one of the matcher's own calls
 is kept to a tenth of the time here: rows get numbers only when they are filled, so live rows lie next to each
 other, and those of other nodes are not written at all.
 """
@@ -9,7 +9,6 @@ other, and those of other nodes are not written at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from specgrammar.errors import DeadEndError
 from specgrammar.grammar.gate import Gate
@@ -19,9 +18,6 @@ from specgrammar.protocols.grammar import NodeStatus, Vocabulary
 
 # Plain ints: an enum member in the loop costs as much as a native accept.
 ENDED, FREE, LIVE = int(NodeStatus.ENDED), int(NodeStatus.FREE), int(NodeStatus.LIVE)
-
-Walk: TypeAlias = object
-"""Nothing: a walk is over when its function returns."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Ends:
         return cls(vocabulary.vocab_size, frozenset(vocabulary.stop_ids))
 
 
-def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRows, ends: Ends) -> Walk:
+def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRows, ends: Ends) -> None:
     """Visit the legal nodes below `root` depth first; leaves the matcher as it was, come what may.
 
     Iterative, since a chain may be thousands of nodes deep. What lies below an illegal node is not visited.
@@ -93,7 +89,7 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
                     raise nothing_legal()
                 status[first + barren] = ENDED
             if not path:
-                return None
+                return
             child, row = path.pop()
             num_ahead += 1
             barren = -1
@@ -110,7 +106,7 @@ def walk_free(
     nodes: RequestNodes,
     rows: MaskRows,
     ends: Ends,
-) -> Walk:
+) -> None:
     """Visit the nodes of a request that no grammar restricts yet; behind a node that opens the gate one does.
 
     Args:
@@ -139,12 +135,6 @@ def walk_free(
                     status[first + child] = FREE
                     pending.append((next_token[child], behind))
             child = next_sibling[child]
-    return None
-
-
-def nowhere() -> Walk:
-    """The walk of a request that has nothing to fill."""
-    return None
 
 
 def nothing_legal() -> DeadEndError:

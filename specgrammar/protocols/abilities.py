@@ -5,7 +5,7 @@ Nobody has to: what is absent is done with the plain methods. Abilities are foun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -66,20 +66,5 @@ class SupportsTreeFill(Protocol):
 
         Raises:
             MatcherError: the backend failed; the state is then undefined.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsBatchFill(Protocol):
-    """An ability of a backend: the rows of many matchers in one call, on the backend's own threads."""
-
-    def fill_bitmasks(
-        self, matchers: Sequence[Any], bitmask: NDArray[np.int32], rows: Sequence[int]
-    ) -> Mapping[int, Exception]:
-        """`matchers[i].fill_bitmask(bitmask, rows[i])` for all i; rows are distinct.
-
-        Returns the failures by position `i` (each a DeadEndError or MatcherError); one matcher's failure does
-        not keep the others' rows from being written.
         """
         ...
