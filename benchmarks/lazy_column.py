@@ -1,8 +1,9 @@
 """The lazy column of the mask benchmark: everything that lazy masking does behind the forward.
 
 A step is timed from the logits to the paths: the best tokens of all nodes are read back, the path that the
-target takes is walked, and where none of a node's best tokens is legal its row is filled, copied to the device's
-memory, applied there and drawn again. The first draw is the sampler's, masked or not, and is made before.
+target takes is walked, and where none of a node's best tokens is legal its row is filled, copied to the
+device's memory, applied there and drawn again. The first draw is the sampler's, masked or not, and is made
+before.
 
 The target follows each document, and at every token it would rather have written something illegal, with the
 probability and for as many ranks as was measured for SmolLM2-135M-Instruct.
@@ -18,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.columns import Rings
 from benchmarks.grammars import Grammars
 from benchmarks.scenes import Scene
 from specgrammar.grammar.bitmask import BitmaskRing
@@ -26,7 +26,8 @@ from specgrammar.grammar.staging import Resolved
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch, RequestView
 from specgrammar.runtime.device import InlineDevice
-from specgrammar.runtime.lazy import NUM_BEST, GuardedWalk, LazyMasking
+from specgrammar.runtime.lazy import LazyMasking
+from specgrammar.runtime.lazy_walk import NUM_BEST, LazyWalk
 from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import LaunchedStep, MaskParts
 from specgrammar.runtime.trace import Trace
@@ -35,7 +36,7 @@ from specgrammar.trees.tree import HostTree
 
 NUM_MEASURED = 882
 """Tokens that SmolLM2-135M-Instruct decoded greedily under the schemas of the first 40 BFCL prompts."""
-MIN_RANKS = {1: 174, 2: 119, 4: 103, 8: 90, 16: 67, 32: 29, 64: 11}
+MIN_RANKS = {1: 174, 2: 119, 4: 103, 8: 90, 16: 67, 32: 29, 64: 11, 96: 3}
 """For how many of them at least that many tokens were more probable than the best legal one."""
 
 
@@ -56,26 +57,17 @@ class Drawn:
         return self.logits
 
 
-@dataclass(frozen=True)
-class _Masking(LazyMasking):
-    """Lazy masking with best tokens that are given, int64 `[num_nodes, NUM_BEST]`."""
+def reads_back(best: torch.Tensor) -> type[LazyWalk]:
+    """A walk that copies what the device drew, int64 `[num_nodes, NUM_BEST]`, instead of drawing."""
 
-    best: torch.Tensor
+    class ReadsBack(LazyWalk):
+        def draw_at_once(self, _: HostTree) -> list[int]:
+            self._best = best.clone().numpy()
+            self._num_sure = np.full(len(best), best.shape[1] - 1)
+            drawn: list[int] = self._best[:, 0].tolist()
+            return drawn
 
-    def walk_type(self) -> type[GuardedWalk]:
-        """A walk that reads them back."""
-        best = self.best
-
-        class ReadsBack(GuardedWalk):
-            """Copies what the device drew."""
-
-            def draw_at_once(self, _: HostTree) -> NDArray[np.int64]:
-                """The best token of every node."""
-                self.next_best = best.clone().numpy()
-                self.num_sure = np.full(len(best), best.shape[1] - 1)
-                return self.next_best[:, 0].copy()
-
-        return ReadsBack
+    return ReadsBack
 
 
 @dataclass
@@ -84,11 +76,9 @@ class Lazy:
 
     Attributes:
         backend: its name.
-        rings: of the run, for their kind; lazy masking has its own, with a device's memory.
     """
 
     backend: str
-    rings: Rings
 
     @property
     def name(self) -> str:
@@ -107,7 +97,7 @@ class Lazy:
         step = LaunchedStep(
             _batch(scene), sessions, Resolved(scene.tree), None, Drawn(logits), False, len(best), 0.0
         )
-        masking = _Masking(parts, best)
+        masking = LazyMasking(parts, reads_back(best))
 
         def run() -> float:
             begin = time.perf_counter()
@@ -148,8 +138,11 @@ def best_tokens(scene: Scene, vocabulary: Vocabulary, seed: int = 0) -> NDArray[
 
 def _rank(place: int) -> int:
     """The rank of the best legal token, at the `place` of those that were measured; the middle of its class."""
-    ranks = [rank for rank, count in MIN_RANKS.items() if place < count]
-    return (3 * ranks[-1]) // 2 if ranks else 0
+    bounds = [rank for rank, count in MIN_RANKS.items() if place < count]
+    if not bounds:
+        return 0
+    further = [rank for rank in MIN_RANKS if rank > bounds[-1]]
+    return (bounds[-1] + further[0]) // 2 if further else NUM_BEST
 
 
 def _child(

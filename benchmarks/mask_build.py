@@ -37,6 +37,7 @@ import torch
 from benchmarks.columns import Column, Eager, Memset, Raw, Rings
 from benchmarks.documents import load_documents
 from benchmarks.grammars import BACKENDS, Grammars
+from benchmarks.lazy_column import Lazy
 from benchmarks.mask_report import draw, print_report, summarise, write_json
 from benchmarks.peers import LLGuidanceExecutor, Sglang, XGrammarWalk, load_sglang
 from benchmarks.scenes import KINDS, Corpus, Scene
@@ -109,6 +110,7 @@ class Bench:
         bench.columns += [LLGuidanceExecutor(threads) for threads in sorted({1, num_cpus})]
         for backend in BACKENDS:
             bench.columns += [Eager(backend, rings), Eager(backend, rings, FillWorkers()), Raw(backend, rings)]
+        bench.columns += [Lazy(backend) for backend in BACKENDS]
         bench.columns += [Memset(live_only=True, rings=rings), Memset(live_only=False, rings=rings)]
         return bench
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from specgrammar.grammar.calls import calls_of
 from specgrammar.grammar.gate import Gate
@@ -53,6 +54,8 @@ class Cursor:
 
     def step_all(self, tokens: Sequence[int]) -> int:
         """Step until the first illegal token; returns how many steps were made, natively where engaged."""
+        if self._gate_state == self._open_state:
+            return self._accept_prefix(tokens)
         for index, token in enumerate(tokens):
             if self.engaged:
                 return index + self._accept_prefix(tokens[index:])
@@ -80,7 +83,8 @@ class Cursor:
         self._trail.clear()
 
     def _accept_prefix(self, tokens: Sequence[int]) -> int:
-        in_range = next((i for i, token in enumerate(tokens) if not 0 <= token < self._vocab_size), len(tokens))
-        num_accepted = self.matcher.accept_prefix(tokens[:in_range])
+        if tokens and (min(tokens) < 0 or max(tokens) >= self._vocab_size):
+            tokens = tuple(takewhile(range(self._vocab_size).__contains__, tokens))
+        num_accepted = self.matcher.accept_prefix(tokens)
         self._trail.extend([self._open_state] * num_accepted)
         return num_accepted

@@ -140,29 +140,24 @@ class GrammarSession:
 
     # Following the target (lazy masking): the grammar moves with each choice, before that is committed.
 
-    def follow(self, choices: Sequence[int]) -> int:
-        """Move the grammar over the first legal one of the target's choices, best first; -1 where none is.
+    def follow(self, tokens: Sequence[int]) -> int:
+        """Move the grammar over tokens that the target chose, up to the first illegal one; returns how many.
 
-        `advance` finds the move made, does not make it again, and takes back what was not kept. A backend
-        that raises ends the request with its reason; the answer is then -1.
-
-        Returns:
-            The index of the choice.
+        `advance` finds the moves made, does not make them again, and takes back what was not kept. A backend
+        that raises ends the request with its reason; the answer is then 0.
         """
         if self.finish is not None:
-            return -1
+            return 0
         if self.cursor is None:
             in_range = range(self.vocabulary.vocab_size)
-            return next((index for index, token in enumerate(choices) if token in in_range), -1)
-        step = self.cursor.step
+            return next((i for i, token in enumerate(tokens) if token not in in_range), len(tokens))
         try:
-            for index, token in enumerate(choices):
-                if step(token):
-                    self._ahead.append(token)
-                    return index
-        except Exception as error:  # as `_failing_alone`, which would cost as much as the move
+            num_moves = self.cursor.step_all(tokens)
+        except Exception as error:  # as `_failing_alone`, which costs more than a move
             self.fail(as_request_error(error))
-        return -1
+            return 0
+        self._ahead += tokens[:num_moves]
+        return num_moves
 
     def fill_ahead(self, rows: MaskRows, node: int) -> None:
         """Fill a row for a node (flat index) that the grammar stands behind, and give the node its status.

@@ -168,17 +168,25 @@ class Walk:
 
     def logprobs(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """`AcceptedPaths.logprobs` of what each level committed."""
-        levels = self.levels
-        result = np.full(shape, np.nan, dtype=np.float32)
-        if levels:
-            depth = np.repeat(np.arange(len(levels)), [len(level.token) for level in levels])
-            request = np.concatenate([level.request for level in levels])
-            node = np.concatenate([level.node for level in levels])
-            token = np.concatenate([level.token for level in levels])
-            drawn = token >= 0
-            values = token_logprobs(self.logits, node[drawn], token[drawn])
-            result[request[drawn], depth[drawn]] = to_host(values)
-        return result
+        if not self.levels:
+            return np.full(shape, np.nan, dtype=np.float32)
+        request, node, token = (np.concatenate(column) for column in zip(*self.levels, strict=True))
+        depth = np.repeat(np.arange(len(self.levels)), [len(level.token) for level in self.levels])
+        return path_logprobs(self.logits, (request, depth), node, token, shape)
+
+
+def path_logprobs(
+    logits: torch.Tensor,
+    place: tuple[NDArray[np.int64], NDArray[np.int64]],
+    node: NDArray[np.int64],
+    token: NDArray[np.int64],
+    shape: tuple[int, ...],
+) -> NDArray[np.float32]:
+    """`AcceptedPaths.logprobs`: at (request, depth) that of the token behind a node; -1 is no token."""
+    result = np.full(shape, np.nan, dtype=np.float32)
+    drawn = token >= 0
+    result[place[0][drawn], place[1][drawn]] = to_host(token_logprobs(logits, node[drawn], token[drawn]))
+    return result
 
 
 def rows_of(matrix: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:

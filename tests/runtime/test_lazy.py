@@ -16,7 +16,7 @@ from specgrammar.config import Config
 from specgrammar.errors import ConfigError
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.protocols.spec import DecodeBatch
-from specgrammar.runtime import lazy
+from specgrammar.runtime import lazy_walk
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.masking import LaunchedStep, Verified
@@ -63,7 +63,7 @@ def request_lists(draw: st.DrawFn) -> list[Request]:
 
 def test_a_cut_path_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the second draw ends the walk, `auto` learns what that costs."""
-    monkeypatch.setattr(lazy, "NUM_BEST", 1)
+    monkeypatch.setattr(lazy_walk, "NUM_BEST", 1)
     cut: list[int] = []
     for device in (InlineDevice(), DelayedDevice()):
         engine = Engine.build(Config(mask_policy="lazy", algorithm="ngram"), ToyAdapter(device=device))
@@ -137,7 +137,7 @@ def test_the_tokens_of_eager_masking_on_a_device(
     With few of each row's best tokens that is often needed, with 32 the toy's whole vocabulary is there.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lazy, "NUM_BEST", num_best)
+        patch.setattr(lazy_walk, "NUM_BEST", num_best)
         _compare_on_a_device(algorithm, requests)
 
 

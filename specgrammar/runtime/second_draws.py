@@ -1,0 +1,80 @@
+"""Rows for choices that the grammar refused: filled on the walk, brought to the logits, drawn from again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+
+from specgrammar.grammar.mask import GrammarMask
+from specgrammar.grammar.rows import MaskRows
+from specgrammar.grammar.session import GrammarSession
+from specgrammar.protocols.grammar import NodeStatus
+from specgrammar.protocols.staging import BitmaskSlot
+from specgrammar.runtime.masking import MaskParts
+
+
+class SecondDraws:
+    """The rows that a step fills for second draws, and the masks that bring them to the logits.
+
+    Attributes:
+        num_rows: rows that were applied.
+        at_once: whether bringing a row to the logits is no trip to a device.
+    """
+
+    def __init__(self, parts: MaskParts, capacity: int, num_nodes: int, logits: torch.Tensor) -> None:
+        """Nothing is filled; memory for `capacity` rows is taken when it is."""
+        self.num_rows = 0
+        self.at_once = parts.device.shares_host_memory
+        self._parts, self._capacity, self._num_nodes, self._logits = parts, capacity, num_nodes, logits
+        self._filled: tuple[MaskRows, BitmaskSlot] | None = None
+
+    def __enter__(self) -> Self:
+        """Nothing more to do."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Give back what was filled and not applied."""
+        if self._filled is not None:
+            self._filled[1].release(None)
+
+    def fill(self, session: GrammarSession, node: int) -> None:
+        """Fill a row for the node (flat index) that the session's grammar stands behind."""
+        if self._filled is None:
+            slot = self._parts.allocator.acquire(self._capacity)
+            self._filled = MaskRows(slot.rows, self._num_nodes), slot
+        session.fill_ahead(self._filled[0], node)
+
+    def offers(self, node: int) -> bool:
+        """Whether the node has a row that allows something."""
+        return self._filled is not None and self._filled[0].statuses[node] == NodeStatus.LIVE
+
+    def first_legal(self, tokens: Sequence[int]) -> int:
+        """The first of some tokens that the row filled last allows; -1 where it allows none."""
+        assert self._filled is not None
+        rows, _ = self._filled
+        row, words, num_words = rows.next_row - 1, rows.words, rows.bitmask.shape[1]
+        for token in tokens:
+            word = token >> 5
+            if word < num_words and words[row, word] >> (token & 31) & 1:
+                return token
+        return -1
+
+    def drop_last(self, node: int) -> None:
+        """The row that was filled last is not needed: the node's token is known."""
+        assert self._filled is not None
+        rows, _ = self._filled
+        rows.statuses[node] = NodeStatus.FREE
+        rows.untake()
+
+    def apply(self) -> None:
+        """Mask the logits of all nodes that were filled since the last call."""
+        if self._filled is None:
+            return
+        with self._parts.trace.span("resample"):
+            (rows, slot), self._filled = self._filled, None
+            with GrammarMask(rows, slot, self._parts.device, self._parts.vocabulary.vocab_size) as mask:
+                self.num_rows += mask.num_rows
+                mask.upload()
+                mask.apply(self._logits)
