@@ -27,6 +27,9 @@ from specgrammar.trees.tree import HostTree
 
 Step = Callable[[], object]
 
+_WARM_UP_STEPS = 8
+"""What an engine has done long before: steps that show how many threads pay."""
+
 
 class Column(Protocol):
     """One way to build a step's mask."""
@@ -81,6 +84,8 @@ class Eager:
     def prepare(self, scene: Scene, grammars: Grammars) -> Step:
         """See `Column`."""
         build = self.builder(scene, grammars)
+        for _ in range(_WARM_UP_STEPS if self.workers is not None else 0):  # until they have chosen
+            build().discard()
         return lambda: build().discard()
 
     def builder(self, scene: Scene, grammars: Grammars) -> Callable[[], GrammarMask]:

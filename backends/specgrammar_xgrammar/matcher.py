@@ -111,9 +111,9 @@ class XGrammarMatcher:
     ) -> None:
         """See `SupportsTreeFill`; releases the GIL."""
         self._guard.handle(bitmask)  # checks it
-        num_nodes = len(draft_tokens)
-        check_row(bitmask, row)
-        check_row(bitmask, row + num_nodes - 1)
+        end = row + len(draft_tokens)
+        if row < 0 or end > len(bitmask):
+            raise MatcherError(f"rows {row} to {end - 1} are outside the bitmask's {len(bitmask)} rows")
         if self._finished:
             raise MatcherError("the sequence has ended: nothing is legal behind a stop token")
         view = tvm_ffi.from_dlpack
@@ -122,7 +122,7 @@ class XGrammarMatcher:
                 view(retrieve_next_token),
                 view(retrieve_next_sibling),
                 view(draft_tokens),
-                view(bitmask[row : row + num_nodes]),
+                view(bitmask[row:end]),
                 -1.0,
                 None,
             )

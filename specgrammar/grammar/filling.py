@@ -43,6 +43,9 @@ def fill_rows(
 
 Requests = Sequence[tuple["GrammarSession", RequestNodes]]
 
+_RUNS_PER_THREAD = 4
+"""Requests differ by a factor of ten: who is done early takes one more. Each run is a copy to upload."""
+
 
 def fill_alone(requests: Requests, rows: MaskRows) -> None:
     """Fill one request after the other; the nodes of one that fails are dead."""
@@ -55,20 +58,21 @@ def fill_alone(requests: Requests, rows: MaskRows) -> None:
 
 
 def fill_side_by_side(requests: Requests, rows: MaskRows, workers: FillWorkers, num_nodes: int) -> None:
-    """Fill runs of requests on several threads; each has the rows from its first node's number on."""
+    """Fill runs of requests on several threads; each run has the rows from its first node's number on."""
     num_threads = min(workers.num_threads(num_nodes), len(requests))
+    num_runs = 1 if num_threads == 1 else num_threads * _RUNS_PER_THREAD
     jobs: list[Callable[[], None]] = []
     begin = 0
-    for thread in range(num_threads):
+    for run in range(num_runs):
         end = begin
-        while end < len(requests) and requests[end][1].first < num_nodes * (thread + 1) // num_threads:
+        while end < len(requests) and requests[end][1].first < num_nodes * (run + 1) // num_runs:
             end += 1
         if end > begin:
             part = rows if begin == 0 else rows.part(requests[begin][1].first)
             jobs.append(partial(fill_alone, requests[begin:end], part))
         begin = end
     if jobs:
-        workers.run(jobs, num_nodes)
+        workers.run(jobs, num_threads, num_nodes)
 
 
 def as_request_error(error: Exception) -> RequestError:

@@ -1,6 +1,6 @@
 """The walk of a request's tree by a matcher that fills the rows of all its nodes in one native call.
 
-The native call writes row i for node i. What each node is follows from these rows, and where dead nodes have left
+The native call writes row i for node i. What each node is follows from these rows. Where dead nodes have left
 gaps, the live rows behind them close up while they are still in the cache: the next request's rows lie next to
 them, and only live rows are uploaded. One call for a tree lets other threads go on meanwhile, which many short
 ones do not: the interpreter is handed over at each of them.

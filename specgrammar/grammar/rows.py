@@ -60,7 +60,7 @@ class MaskRows:
         self.take = self._take_own if dense else self._take_next
         self._first_row = 0
         self.words = bitmask.data
-        self._flat = bitmask.reshape(-1)
+        self._bytes = bitmask.reshape(-1).view(np.uint8).data
         self._empty_row = bytes(bitmask.strides[0])
         self._owners: list[int] = []
         self._parts: list[MaskRows] = [self]
@@ -124,18 +124,19 @@ class MaskRows:
         self._owners += [first + node for node in live]
 
     def _close_up(self, base: int, live: list[int]) -> None:
-        flat, width = self._flat, self.bitmask.shape[1]
+        """Move runs of live rows up, at once what lies next to each other."""
+        memory, width = self._bytes, self.bitmask.strides[0]
         num_live = len(live)
         begin = 0
-        while begin < num_live:  # runs of rows that lie next to each other, copied at once
+        while begin < num_live:
             gap = live[begin] - begin
             end = begin + 1
             while end < num_live and live[end] - end == gap:
                 end += 1
-            if gap:  # in one dimension NumPy sees that it need not buffer what overlaps
-                to, size = (base + begin) * width, (end - begin) * width
-                source = to + gap * width
-                flat[to : to + size] = flat[source : source + size]
+            if gap:  # not by NumPy, which would hand over the interpreter at each copy
+                to, source = (base + begin) * width, (base + begin + gap) * width
+                size = (end - begin) * width
+                memory[to : to + size] = memory[source : source + size]
             begin = end
 
     def _take_next(self, node: int) -> int:

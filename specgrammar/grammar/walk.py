@@ -1,9 +1,10 @@
 """The walk: one request's draft tree against the state of its grammar.
 
 It moves the matcher from node to node and fills a row at each; a matcher that can fill a whole tree at once is
-walked in `native_walk`. A child is legal where its bit is set in its parent's row, so that nothing illegal is ever offered to a matcher. What is not one of the matcher's own calls
-is kept to a tenth of the time here: rows get numbers only when they are filled, so live rows lie next to each
-other, and those of other nodes are not written at all.
+walked in `native_walk` instead. A child is legal where its bit is set in its parent's row, so that nothing
+illegal is ever offered to a matcher. What is not one of the matcher's own calls is kept to a tenth of the time
+here: rows get numbers only when they are filled, so live rows lie next to each other, and those of other nodes
+are not written at all.
 """
 
 from __future__ import annotations

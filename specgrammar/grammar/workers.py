@@ -1,27 +1,31 @@
 """Threads that walk requests' trees side by side, as many as measurement says pay.
 
-Only walks in native code that releases the GIL gain. How many threads a step gets follows from what was
-measured on this machine with this backend in steps of about its size: seconds per node for each number of
-threads that was tried, and for others what one thread needs, shared, plus what handing over work costs. Results
-do not depend on it: rows may lie elsewhere in memory, but each node has the same row and status.
+Only walks in native code that releases the GIL gain. How many threads a step gets follows from what steps of
+about its size took on this machine with this backend: each number of threads is tried a few times in turn, then
+the best is used, and the others once in a while again. Results do not depend on it: rows may lie elsewhere in
+memory, but each node has the same row and status.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 
 _NUM_PROBES = 16
-_MEMORY = 0.8
-"""How much of the old estimate a new step leaves."""
-_FADING = 0.995
-"""What a step leaves of the estimates that it did not try, so that an unlucky one is tried again some time."""
+_NUM_TRIES = 2
+"""Steps of a size with each number of threads before one is chosen."""
+_MEMORY = 9
+"""Steps of a size and a number of threads whose median counts."""
+_TRY_AGAIN = 50
+"""Steps of a size until another number is tried again: the machine may have become busier, or less so."""
 
 
 class FillWorkers:
-    """A pool of threads, and the estimates that decide how many of them a step uses."""
+    """A pool of threads, and the measurements that decide how many of them a step uses."""
 
     def __init__(self, max_threads: int | None = None) -> None:
         """Start the pool and measure what a hand-over costs.
@@ -32,41 +36,48 @@ class FillWorkers:
         self.max_threads = max_threads or _num_cores()
         self._pool = ThreadPoolExecutor(max(1, self.max_threads - 1), "specgrammar-fill")
         self._handover_s = self._measure_handover()
-        self._node_s: dict[tuple[int, int], float] = {}  # wall seconds per node, by size class and threads
+        self._sizes: dict[int, _Size] = {}
 
     def num_threads(self, num_nodes: int) -> int:
-        """The number that makes a step of `num_nodes` shortest; 1 before one of its size was measured."""
-        size = num_nodes.bit_length()
-        alone = self._node_s.get((size, 1))
-        if alone is None:
-            return 1
+        """How many to use for a step of `num_nodes`: the best known, or one that is to be tried.
 
-        def seconds(threads: int) -> float:
-            shared = alone / threads * num_nodes + self._handover_s * (threads - 1)
-            return max(shared, self._node_s.get((size, threads), 0.0) * num_nodes)
+        Never more than could pay if handing over work were all that sharing it costs.
+        """
+        size = self._size(num_nodes)
+        alone = size.seconds_per_node(1) * num_nodes
+        could_pay = 1 + int(alone / (2 * self._handover_s)) if size.tried(1) else 1
+        return size.choose(_powers_of_two(min(self.max_threads, could_pay)))
 
-        return min(range(1, self.max_threads + 1), key=seconds)
-
-    def run(self, jobs: Sequence[Callable[[], None]], num_nodes: int) -> None:
-        """Run all jobs, the first on this thread, and learn from how long that took.
+    def run(self, jobs: Sequence[Callable[[], None]], num_threads: int, num_nodes: int) -> None:
+        """Run all jobs on this thread and others, each taking the next one; learn from how long that took.
 
         Raises what a job raises, when all are done.
         """
+        left = deque(jobs)
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            while left:
+                try:
+                    job = left.popleft()
+                except IndexError:
+                    return  # another thread was faster
+                try:
+                    job()
+                except BaseException as error:
+                    errors.append(error)
+
         begin = time.perf_counter()
-        others = [self._pool.submit(job) for job in jobs[1:]]
-        try:
-            jobs[0]()
-        finally:
-            errors = [error for future in others if (error := future.exception()) is not None]
+        others = [self._pool.submit(work) for _ in range(num_threads - 1)]
+        work()
+        for other in others:
+            other.result()
         if errors:
             raise errors[0]
-        spent = (time.perf_counter() - begin) / max(1, num_nodes)
-        tried = num_nodes.bit_length(), len(jobs)
-        known = self._node_s.get(tried, spent)
-        for other in self._node_s:
-            if other[0] == tried[0]:
-                self._node_s[other] *= _FADING
-        self._node_s[tried] = _MEMORY * known + (1 - _MEMORY) * spent
+        self._size(num_nodes).learn(num_threads, (time.perf_counter() - begin) / max(1, num_nodes))
+
+    def _size(self, num_nodes: int) -> _Size:
+        return self._sizes.setdefault(num_nodes.bit_length(), _Size())
 
     def _measure_handover(self) -> float:
         """Median seconds from submitting nothing to having it done."""
@@ -75,7 +86,40 @@ class FillWorkers:
             begin = time.perf_counter()
             self._pool.submit(int).result()
             spent.append(time.perf_counter() - begin)
-        return sorted(spent)[_NUM_PROBES // 2]
+        return median(spent)
+
+
+class _Size:
+    """What steps of about one size took: the last wall seconds per node by number of threads."""
+
+    def __init__(self) -> None:
+        self._spent: dict[int, deque[float]] = {}
+        self._num_steps = 0
+
+    def tried(self, num_threads: int) -> bool:
+        return num_threads in self._spent
+
+    def seconds_per_node(self, num_threads: int) -> float:
+        return median(self._spent[num_threads]) if self.tried(num_threads) else 0.0
+
+    def learn(self, num_threads: int, seconds_per_node: float) -> None:
+        self._spent.setdefault(num_threads, deque(maxlen=_MEMORY)).append(seconds_per_node)
+        self._num_steps += 1
+
+    def choose(self, candidates: Sequence[int]) -> int:
+        """The one that was tried least while any needs it, else the fastest; now and then one of the others."""
+        num_tries = {threads: len(self._spent.get(threads, ())) for threads in candidates}
+        least = min(candidates, key=num_tries.__getitem__)
+        if num_tries[least] < _NUM_TRIES:
+            return least
+        ranking = sorted(candidates, key=self.seconds_per_node)
+        again, steps_since = divmod(self._num_steps, _TRY_AGAIN)
+        return ranking[0] if steps_since else ranking[again % len(ranking)]
+
+
+def _powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ..., and `most`."""
+    return sorted({*(1 << i for i in range(most.bit_length())), most})
 
 
 def _num_cores() -> int:

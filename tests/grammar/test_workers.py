@@ -1,4 +1,4 @@
-"""How many threads: by what was measured, and never for the worse once that is known."""
+"""How many threads: each number is tried, then what was measured to be fastest is used."""
 
 from __future__ import annotations
 
@@ -7,59 +7,78 @@ import time
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specgrammar.grammar.workers import FillWorkers
+
+NUM_NODES = 1000
 
 
 def sleeping(seconds: float) -> Callable[[], None]:
     return lambda: time.sleep(seconds)
 
 
-def test_nothing_measured_is_one_thread_and_small_steps_stay_so() -> None:
-    workers = FillWorkers(4)
-    assert workers.num_threads(10**6) == 1
-    size = (10**6).bit_length()
-    workers._node_s, workers._handover_s = {(size, 1): 1e-6, (4, 1): 1e-6}, 1e-3
-    assert workers.num_threads(10) == 1, "10 us of work against 1 ms of hand-over"
-    assert workers.num_threads(10**6) == 4
-    assert workers.num_threads(10**3) == 1, "no step of this size was measured"
+def told(workers: FillWorkers, spent: dict[int, float], num_steps: int) -> list[int]:
+    """The numbers that steps were given, when a step with n threads is said to take `spent[n]` seconds."""
+    workers._handover_s = 1e-6
+    chosen = []
+    for _ in range(num_steps):
+        threads = workers.num_threads(NUM_NODES)
+        workers._size(NUM_NODES).learn(threads, spent[threads] / NUM_NODES)
+        chosen.append(threads)
+    return chosen
 
 
-def test_threads_that_did_not_help_are_not_used_until_that_has_faded() -> None:
+def test_every_number_is_tried_twice_and_then_the_fastest_is_used() -> None:
+    assert told(FillWorkers(2), {1: 2e-3, 2: 1e-3}, 8) == [1, 2, 1, 2, 2, 2, 2, 2]
+    assert told(FillWorkers(2), {1: 1e-3, 2: 2e-3}, 8) == [1, 2, 1, 2, 1, 1, 1, 1]
+    assert told(FillWorkers(6), {1: 4e-3, 2: 3e-3, 4: 2e-3, 6: 3e-3}, 12)[8:] == [4, 4, 4, 4]
+
+
+@given(st.integers(2, 8), st.data())
+def test_the_fastest_is_used_in_nearly_every_step(max_threads: int, data: st.DataObject) -> None:
+    spent = {n: data.draw(st.floats(1e-3, 9e-3)) for n in range(1, max_threads + 1)}
+    chosen = told(FillWorkers(max_threads), spent, 400)
+    best = min(set(chosen), key=spent.__getitem__)
+    assert chosen.count(best) >= 400 - 2 * len(set(chosen)) - 400 // 50
+
+
+def test_what_changed_is_noticed() -> None:
     workers = FillWorkers(2)
-    size = (10**4).bit_length()
-    workers._node_s, workers._handover_s = {(size, 1): 1e-5, (size, 2): 1.2e-5}, 1e-6
-    assert workers.num_threads(10**4) == 1
-    for _ in range(200):
-        workers.run([lambda: None], 10**4)
-        workers._node_s[size, 1] = 1e-5
-    assert workers._node_s[size, 2] < 0.6e-5
-    assert workers.num_threads(10**4) == 2
+    assert told(workers, {1: 2e-3, 2: 1e-3}, 20)[-1] == 2
+    assert told(workers, {1: 2e-3, 2: 5e-3}, 100)[-1] == 1, "another process uses the core"
+    assert told(workers, {1: 2e-3, 2: 1e-3}, 1000)[-1] == 2
+
+
+def test_small_steps_are_never_shared() -> None:
+    workers = FillWorkers(4)
+    workers._handover_s = 1e-3
+    for _ in range(100):
+        assert workers.num_threads(10) == 1
+        workers._size(10).learn(1, 1e-5)
 
 
 def test_a_run_is_learnt_from() -> None:
     workers = FillWorkers(2)
-    workers.run([sleeping(0.02)], 10)
-    assert workers._node_s[4, 1] >= 0.002
-    workers.run([sleeping(0.02)], 10)
-    assert set(workers._node_s) == {(4, 1)}
-    workers.run([sleeping(0.02), sleeping(0.02)], 20)
-    assert workers._node_s[5, 2] >= 0.001
+    workers.run([sleeping(0.02), sleeping(0.02)], 1, 10)
+    assert workers._size(10).seconds_per_node(1) >= 0.004
+    workers.run([sleeping(0.02), sleeping(0.02)], 2, 20)
+    assert workers._size(20).seconds_per_node(2) >= 0.001
+    assert not workers._size(10).tried(2)
 
 
-def test_jobs_run_on_their_own_threads_and_the_first_on_the_callers() -> None:
-    workers, seen, together = FillWorkers(3), [0, 0, 0], threading.Barrier(3, timeout=20)
+def test_jobs_run_on_as_many_threads_as_asked_and_each_once() -> None:
+    workers, seen, together = FillWorkers(3), list[int](), threading.Barrier(3, timeout=20)
 
-    def job(i: int) -> Callable[[], None]:
-        def run() -> None:
-            together.wait()
-            seen[i] = threading.get_ident()
+    def job() -> None:
+        together.wait()
+        seen.append(threading.get_ident())
 
-        return run
-
-    workers.run([job(i) for i in range(3)], 3)
+    workers.run([job] * 6, 3, 3)
+    assert len(seen) == 6
     assert len(set(seen)) == 3
-    assert seen[0] == threading.get_ident()
+    assert threading.get_ident() in seen
 
 
 def test_what_a_job_raises_comes_out_when_all_are_done() -> None:
@@ -68,8 +87,7 @@ def test_what_a_job_raises_comes_out_when_all_are_done() -> None:
     def fails() -> None:
         raise ArithmeticError("planted")
 
-    with pytest.raises(ArithmeticError, match="planted"):
-        workers.run([lambda: done.append(1), fails], 2)
-    with pytest.raises(ArithmeticError, match="planted"):
-        workers.run([fails, lambda: done.append(2)], 2)
-    assert done == [1, 2]
+    for num_threads in (1, 2):
+        with pytest.raises(ArithmeticError, match="planted"):
+            workers.run([lambda: done.append(1), fails, lambda: done.append(2)], num_threads, 2)
+    assert sorted(done) == [1, 1, 2, 2]
