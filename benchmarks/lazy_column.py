@@ -23,7 +23,6 @@ from benchmarks.grammars import Grammars
 from benchmarks.scenes import Scene
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.staging import Resolved
-from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch, RequestView
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.lazy import LazyMasking
@@ -92,7 +91,7 @@ class Lazy:
         device = SeparateMemory()
         ring = BitmaskRing(device, vocabulary.num_words, num_slots=1)
         parts = MaskParts(Ledger(), ring, device, vocabulary, None, "target_only", Trace())
-        best = torch.from_numpy(best_tokens(scene, vocabulary))
+        best = torch.from_numpy(best_tokens(scene, grammars, self.backend))
         logits = torch.zeros((scene.tree.num_nodes, vocabulary.vocab_size))
         step = LaunchedStep(
             _batch(scene), sessions, Resolved(scene.tree), None, Drawn(logits), False, len(best), 0.0
@@ -111,28 +110,34 @@ class Lazy:
         return run
 
 
-def best_tokens(scene: Scene, vocabulary: Vocabulary, seed: int = 0) -> NDArray[np.int64]:
+def best_tokens(scene: Scene, grammars: Grammars, backend: str, seed: int = 0) -> NDArray[np.int64]:
     """The best tokens of every node's unmasked logits, int64 `[num_nodes, NUM_BEST]`, best first.
 
-    On the path of the document its next token has a rank of the measured distribution, and illegal ones stand
-    before it; other nodes are not looked at. Special tokens that do not end a text are legal nowhere.
+    On the path of the document its next token has a rank of the measured distribution, and before it stand
+    tokens that are illegal there, any of the vocabulary; other nodes are not looked at.
     """
     rng = np.random.default_rng(seed)
-    illegal = sorted(vocabulary.special_ids - set(vocabulary.stop_ids))[:NUM_BEST]
-    tree, starts = scene.tree, scene.tree.cu_nodes.tolist()
+    vocabulary, tree = grammars.vocabulary, scene.tree
     tokens, first, sibling = (
         array.tolist() for array in (tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling)
     )
-    best = np.resize(np.array(illegal), (tree.num_nodes, NUM_BEST))
-    for start, request in zip(starts, scene.requests, strict=False):
+    row = np.zeros((1, vocabulary.num_words), np.int32)
+    best = np.zeros((tree.num_nodes, NUM_BEST), np.int64)
+    for start, request in zip(tree.cu_nodes.tolist(), scene.requests, strict=False):
         text = (*request.document.tokens[request.position :], vocabulary.stop_ids[-1])
-        node, depth = 0, 0
-        while node >= 0 and depth < len(text):
+        session = grammars.session(backend, request.document.schema, request.committed)
+        assert session.cursor is not None
+        node = 0
+        for token in text:
+            session.cursor.matcher.fill_bitmask(row, 0)
+            legal = np.unpackbits(row[0].view(np.uint8), count=vocabulary.vocab_size, bitorder="little")
+            best[start + node] = rng.choice(np.flatnonzero(legal == 0), NUM_BEST)
             rank = _rank(int(rng.integers(NUM_MEASURED)))
             if rank < NUM_BEST - 1:
-                best[start + node, rank] = text[depth]
-            node = _child(node, text[depth], start, tokens, first, sibling)
-            depth += 1
+                best[start + node, rank] = token
+            node = _child(node, token, start, tokens, first, sibling)
+            if node < 0 or not session.cursor.step(token):
+                break
     return best
 
 

@@ -14,6 +14,9 @@ from specgrammar.errors import MatcherError
 from specgrammar.grammar.native import BitmaskGuard, check_filled, check_rollback, check_row, ended, one_line
 from specgrammar.protocols.abilities import WalkCalls
 
+ENDS = 2
+"""What `legal` says of a stop token."""
+
 
 class XGrammarMatcher:
     """A `GrammarMatcher` around `xgrammar.GrammarMatcher`.
@@ -28,7 +31,7 @@ class XGrammarMatcher:
         Args:
             native: at the start of its grammar, or a fork (then `accept` counts from there).
             guard: shared by all matchers of the vocabulary.
-            legal: per token id, 1 unless it is a special id that is no stop token.
+            legal: per token id, `ENDS` for a stop token, 0 for other special ids, 1 for text.
         """
         self._native = native
         self._guard = guard
@@ -55,13 +58,15 @@ class XGrammarMatcher:
         if not self._accept_token(token, False):
             return False
         self._num_accepted += 1
-        self._finished = self._is_terminated()
+        if self._legal[token] == ENDS:
+            self._finished = self._is_terminated()
         return True
 
     def accept_prefix(self, tokens: Sequence[int]) -> int:
         """See `GrammarMatcher.accept_prefix`."""
+        accept = self.accept
         for num_accepted, token in enumerate(tokens):
-            if not self.accept(token):
+            if not accept(token):
                 return num_accepted
         return len(tokens)
 

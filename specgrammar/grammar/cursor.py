@@ -63,6 +63,18 @@ class Cursor:
                 return index
         return len(tokens)
 
+    def step_first(self, tokens: Sequence[int]) -> int:
+        """Move over the first legal one of some tokens; returns its index, -1 where none is."""
+        engaged, accept = self.engaged, self.matcher.accept
+        for index, token in enumerate(tokens):
+            if not engaged:
+                if self.step(token):
+                    return index
+            elif 0 <= token < self._vocab_size and accept(token):
+                self._trail.append(self._open_state)
+                return index
+        return -1
+
     def restore(self) -> None:
         """Undo every step since the last `settle`, in one rollback of the matcher."""
         self.undo(len(self._trail))

@@ -169,6 +169,9 @@ class LazyWalk:
     def _second_choice(self, request: int) -> int:
         """The masked draw at the last node, whose first draw is illegal; -1 if there is none, or not yet."""
         session, node = self._step.sessions[request], self._paths[request].nodes[-1]
+        best: list[int] = self._best[node, 1 : self._num_sure[node]].tolist()
+        if (index := session.follow_first(best)) >= 0:
+            return best[index]
         if session.finish is not None:
             return -1
         if not self._step.want_logprobs:
@@ -177,11 +180,6 @@ class LazyWalk:
             return -1
         if self._second.at_once:
             return self._draw_again([request])[0]
-        best = self._second.first_legal(self._best[node, 1 : self._num_sure[node]].tolist())
-        if best >= 0 and session.follow([best]):
-            if not self._step.want_logprobs:
-                self._second.drop_last(node)
-            return best
         self._refused.append(request)
         return -1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -49,24 +48,6 @@ class SecondDraws:
     def offers(self, node: int) -> bool:
         """Whether the node has a row that allows something."""
         return self._filled is not None and self._filled[0].statuses[node] == NodeStatus.LIVE
-
-    def first_legal(self, tokens: Sequence[int]) -> int:
-        """The first of some tokens that the row filled last allows; -1 where it allows none."""
-        assert self._filled is not None
-        rows, _ = self._filled
-        row, words, num_words = rows.next_row - 1, rows.words, rows.bitmask.shape[1]
-        for token in tokens:
-            word = token >> 5
-            if word < num_words and words[row, word] >> (token & 31) & 1:
-                return token
-        return -1
-
-    def drop_last(self, node: int) -> None:
-        """The row that was filled last is not needed: the node's token is known."""
-        assert self._filled is not None
-        rows, _ = self._filled
-        rows.statuses[node] = NodeStatus.FREE
-        rows.untake()
 
     def apply(self) -> None:
         """Mask the logits of all nodes that were filled since the last call."""

@@ -115,14 +115,16 @@ def test_the_tokens_of_eager_masking(
 ) -> None:
     """Greedy, drawn and truncated requests in one batch, with gates, stop strings, dead ends and logprobs.
 
-    On the CPU no path is cut, so that the steps are the same, too.
+    On the CPU no path is cut, so that the steps are the same, too; of one request, since when others join
+    depends on their compilation, and drafts on what others wrote.
     """
     config: dict[str, Any] = {"backend": backend, "algorithm": algorithm, "max_batch_size": 3}
     eager, _ = toy_engine(mask_policy="eager", **config)
     other, _ = toy_engine(mask_policy=policy, **config)
     theirs, ours = outputs_of(eager, requests), outputs_of(other, requests)
     assert_same(ours, theirs)
-    assert {o.num_verify_steps for o in ours.values()} == {o.num_verify_steps for o in theirs.values()}
+    if len(requests) == 1:
+        assert ours["0"].num_verify_steps == theirs["0"].num_verify_steps
 
 
 @pytest.mark.parametrize("num_best", [1, 3, 32])
