@@ -106,10 +106,6 @@ class MaskRows:
         """Start a batch: until a walk says otherwise its nodes are rejected, or padding."""
         self.status[:] = np.where(tree.draft_tokens >= 0, _REJECTED, _PADDING)
 
-    def untake(self) -> None:
-        """The row that was handed out last is free again (compact)."""
-        self._owners.pop()
-
     def take_filled(self, first: int, live: list[int]) -> None:
         """Take rows that are filled: node i of a request lies in row i from its base on, for the live ones.
 

@@ -159,6 +159,22 @@ class GrammarSession:
         self._ahead += tokens[:num_moves]
         return num_moves
 
+    def follow_first(self, tokens: Sequence[int]) -> int:
+        """Move the grammar over the first legal one of some tokens; returns its index, -1 where none is.
+
+        Everything else is as in `follow`.
+        """
+        if self.finish is not None or self.cursor is None:
+            return -1
+        try:
+            index = self.cursor.step_first(tokens)
+        except Exception as error:
+            self.fail(as_request_error(error))
+            return -1
+        if index >= 0:
+            self._ahead.append(tokens[index])
+        return index
+
     def fill_ahead(self, rows: MaskRows, node: int) -> None:
         """Fill a row for a node (flat index) that the grammar stands behind, and give the node its status.
 
