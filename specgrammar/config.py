@@ -25,6 +25,8 @@ from specgrammar.spec.sampling import (
     check_mask_policy,
 )
 
+MAX_MB = 1 << 20
+"""Largest bound on memory in MB: a terabyte."""
 MAX_BATCH_SIZE = 65_536
 """Most requests in one step: what a step costs on the host grows with it long before this."""
 
@@ -43,7 +45,11 @@ class Config:
         mask_policy: `eager` masks every row under the forward, `lazy` samples first and masks where the grammar
             forbids what the target chose, `auto` measures which costs less here. The tokens are the same.
         max_batch_size: most requests in one step, in [1, 65,536].
-        compile_timeout_s: seconds that one grammar may take to compile, above 0 and at most a day.
+        compile_timeout_s: seconds that one grammar may take to compile, above 0 and at most a day. One that
+            may hang is first tried in a process of its own, which is killed then; both have that long.
+        compile_memory_mb: memory that one grammar may take in such a trial, in [64, 2**20] (Linux).
+        compile_cache_entries: most compiled grammars that are kept for requests to come, in [0, 2**20].
+        compile_cache_mb: most memory that they take together, in [0, 2**20].
     """
 
     backend: str = "xgrammar"
@@ -54,6 +60,9 @@ class Config:
     mask_policy: MaskPolicyChoice = "auto"
     max_batch_size: int = 8
     compile_timeout_s: float = 30.0
+    compile_memory_mb: int = 2048
+    compile_cache_entries: int = 1024
+    compile_cache_mb: int = 512
 
     def __post_init__(self) -> None:
         check_text("config: backend", self.backend)
@@ -66,6 +75,9 @@ class Config:
         check_mask_policy("config: mask_policy", self.mask_policy)
         check_int("config: max_batch_size", self.max_batch_size, 1, MAX_BATCH_SIZE)
         check_number("config: compile_timeout_s", self.compile_timeout_s, 0, MAX_TIMEOUT_S, above=True)
+        check_int("config: compile_memory_mb", self.compile_memory_mb, 64, MAX_MB)
+        check_int("config: compile_cache_entries", self.compile_cache_entries, 0, MAX_MB)
+        check_int("config: compile_cache_mb", self.compile_cache_mb, 0, MAX_MB)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import tvm_ffi
@@ -15,7 +19,16 @@ from specgrammar.language.frontend import rules_of
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
 from specgrammar_xgrammar.ebnf import loops_are_simple, to_ebnf
 from specgrammar_xgrammar.facts import FACTS
-from specgrammar_xgrammar.matcher import XGrammarMatcher
+from specgrammar_xgrammar.matcher import ENDS, XGrammarMatcher
+
+_QUICK = 7 * 10**9, 500_000
+"""What is compiled without a trial, of JSON Schemas without patterns and of choices: the most characters of
+EBNF times ids of the vocabulary, and the most characters. They are nearly free of ambiguity, so the time goes
+with the product: 1 s in the worst case found."""
+_QUICK_PATTERN = 10**8, 50_000
+"""The same where the user's own regex is part of it: `(((a*|b?)){0,9})*` makes many positions of a rule active
+at once, so the time goes with the square of the length and more. Of 700 random ones with 49k ids (so up to
+2,000 characters) most took 0.1 s, the worst 4 s."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +38,11 @@ class XGrammarCompiled:
     spec: GrammarSpec
     weakened: tuple[str, ...]
     native: xgrammar.CompiledGrammar
+
+    @property
+    def num_bytes(self) -> int:
+        """See `KnowsItsSize`."""
+        return int(self.native.memory_size_bytes)
 
 
 class XGrammarBackend:
@@ -52,6 +70,8 @@ class XGrammarBackend:
         check_int("xgrammar: max_threads", max_threads, 1, 256)
         check_int("xgrammar: cache_bytes", cache_bytes, 0, 1 << 40)
         self._vocabulary = vocabulary
+        plain = dataclasses.replace(vocabulary, encode=None)  # a tokenizer cannot be pickled in general
+        self._recipe = partial(type(self), plain, max_threads=max_threads, cache_bytes=cache_bytes)
         hidden = vocabulary.special_ids | set(vocabulary.stop_ids)
         tokens = [b"" if i in hidden else token for i, token in enumerate(vocabulary.tokens)]
         # Ids up to the end of the last word are unused, so that the library writes their bits as 0.
@@ -71,7 +91,7 @@ class XGrammarBackend:
         self._guard: BitmaskGuard[Any] = BitmaskGuard(vocabulary, tvm_ffi.from_dlpack)
         stops = frozenset(vocabulary.stop_ids)
         self._legal = bytes(
-            i in stops or (bool(token) and i not in hidden) for i, token in enumerate(vocabulary.tokens)
+            ENDS if i in stops else bool(token) and i not in hidden for i, token in enumerate(vocabulary.tokens)
         )
 
     @property
@@ -89,6 +109,18 @@ class XGrammarBackend:
         except RuntimeError as error:
             raise GrammarCompileError(f"xgrammar: {one_line(error)}") from error
 
+    def may_hang(self, spec: GrammarSpec) -> bool:
+        """See `SupportsTrial`. A user's own grammar may: ambiguity over ten rules takes minutes."""
+        if spec.kind == "grammar":
+            return True
+        length = len(to_ebnf(rules_of(spec, self.facts)[0]))
+        product, longest = _QUICK_PATTERN if spec.kind == "regex" or _has_pattern(spec) else _QUICK
+        return length > longest or length * self._vocabulary.vocab_size > product
+
+    def recipe(self) -> Callable[[], XGrammarBackend]:
+        """See `SupportsTrial`."""
+        return self._recipe
+
     def matcher(self, compiled: CompiledGrammar) -> XGrammarMatcher:
         """See `GrammarBackend.matcher`."""
         if not isinstance(compiled, XGrammarCompiled):
@@ -96,3 +128,8 @@ class XGrammarBackend:
                 f"xgrammar: the grammar was compiled by another backend ({type(compiled).__name__})"
             )
         return XGrammarMatcher(xgrammar.GrammarMatcher(compiled.native), self._guard, self._legal)
+
+
+def _has_pattern(spec: GrammarSpec) -> bool:
+    """Whether a schema has a keyword with a regex, or mentions one; escapes in names are undone first."""
+    return spec.kind == "json_schema" and '"pattern' in json.dumps(json.loads(spec.source))

@@ -1,4 +1,8 @@
-"""Compilation with a time limit, and with every failure as one clear error."""
+"""One compilation in this process, with a time limit, and with every failure as one clear error.
+
+This is for compilers that are known to end. What may hang is tried in a process that can be killed first: see
+`grammar.compile_service`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,22 @@ from specgrammar.protocols.grammar import CompiledGrammar, GrammarBackend, Gramm
 
 MAX_TIMEOUT_S = 86_400
 """The longest time limit, a day: waits of the standard library overflow on what is much longer."""
+MAX_LEFT_BEHIND = 16
+"""Compilations that ran out of time and still run, at which no further one begins: each holds a core."""
+
+_left_behind: set[threading.Thread] = set()
+
+
+class CompileInterruptedError(GrammarCompileError):
+    """Not known to be the grammar's fault: out of time or memory, a crash. It may be tried again."""
+
+
+def out_of_time(spec: GrammarSpec, timeout_s: float) -> CompileInterruptedError:
+    """The error for a grammar that took too long."""
+    return CompileInterruptedError(
+        f"{spec.kind}: not compiled within {timeout_s:g} s (compile_timeout_s); make it smaller, or raise the "
+        "time limit"
+    )
 
 
 def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: float = 30.0) -> CompiledGrammar:
@@ -28,7 +48,8 @@ def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: fl
 
     Raises:
         ConfigError: an impossible time limit.
-        GrammarCompileError: the grammar is broken, too large or too slow, or the backend failed.
+        CompileInterruptedError: too slow, or the backend failed other than by refusing the grammar.
+        GrammarCompileError: the grammar is broken or too large.
     """
     check_number("compile: timeout_s", timeout_s, 0, MAX_TIMEOUT_S, above=True)
     check_source(spec)
@@ -40,18 +61,29 @@ def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: fl
         except BaseException as error:  # whatever a backend raises is handed to the caller
             results.put(error)
 
+    thread = threading.Thread(target=work, name="specgrammar-compile", daemon=True)
+    _check_left_behind(spec)
     try:
-        threading.Thread(target=work, name="specgrammar-compile", daemon=True).start()
+        thread.start()
     except RuntimeError as error:  # the system has no thread left
-        raise GrammarCompileError(f"{spec.kind}: no thread to compile in: {one_line(error)}") from error
+        raise CompileInterruptedError(f"{spec.kind}: no thread to compile in: {one_line(error)}") from error
     try:
         result = results.get(timeout=timeout_s)
     except queue.Empty:
-        raise GrammarCompileError(
-            f"{spec.kind}: not compiled within {timeout_s:g} s; make it smaller, or raise the time limit"
-        ) from None
+        _left_behind.add(thread)
+        raise out_of_time(spec, timeout_s) from None
     if isinstance(result, GrammarCompileError):
         raise result
     if isinstance(result, BaseException):
-        raise GrammarCompileError(f"{spec.kind}: the backend failed: {one_line(result)}") from result
+        raise CompileInterruptedError(f"{spec.kind}: the backend failed: {one_line(result)}") from result
     return result
+
+
+def _check_left_behind(spec: GrammarSpec) -> None:
+    for thread in [thread for thread in _left_behind.copy() if not thread.is_alive()]:
+        _left_behind.discard(thread)
+    if len(_left_behind) >= MAX_LEFT_BEHIND:
+        raise CompileInterruptedError(
+            f"{spec.kind}: not compiled, {len(_left_behind)} compilations that ran out of time still run in "
+            "this process; restart it, and refuse the grammars that they are for"
+        )

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from specgrammar.protocols.grammar import GrammarBackend, GrammarSpec
+
 
 class WalkCalls(NamedTuple):
     """What a walk over a draft tree calls at each node; `accept` and `rollback` are balanced by the walk."""
@@ -67,4 +69,34 @@ class SupportsTreeFill(Protocol):
         Raises:
             MatcherError: the backend failed; the state is then undefined.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsTrial(Protocol):
+    """An ability of a backend whose native compiler may hang: grammars are tried in another process first.
+
+    What compiled there within the limits on time and memory is compiled here again, so a compiled grammar
+    needs no form in which it could travel. Backends whose compilers end by limits of their own do without.
+    """
+
+    def may_hang(self, spec: GrammarSpec) -> bool:
+        """Whether compiling could take longer than about a second here. True where that is not known.
+
+        Raises GrammarCompileError as `compile` would, where that shows before native code is reached.
+        """
+        ...
+
+    def recipe(self) -> Callable[[], GrammarBackend]:
+        """What makes an equal backend in another process: it can be pickled (a `functools.partial`, say)."""
+        ...
+
+
+@runtime_checkable
+class KnowsItsSize(Protocol):
+    """An ability of a compiled grammar: it says what it holds, so that a cache can be bounded in bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes of memory go free with it."""
         ...

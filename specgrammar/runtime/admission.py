@@ -1,11 +1,11 @@
-"""From a request to a session: its prompt is checked, its grammar compiled, its stop rules made."""
+"""From a request to a session: its prompt is checked, its grammar fetched, its stop rules made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from specgrammar.errors import InvalidTokenError, RequestError
-from specgrammar.grammar.compile import compile_grammar
+from specgrammar.grammar.compile_service import Ticket
 from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.session import GrammarSession
@@ -20,23 +20,25 @@ class Admission:
 
     Attributes:
         vocabulary: the target's.
-        backend: compiles grammars and makes matchers.
-        compile_timeout_s: seconds that one grammar may take.
+        backend: makes matchers.
         max_length: most tokens of a request that the target can place; None for no limit.
     """
 
     vocabulary: Vocabulary
     backend: GrammarBackend
-    compile_timeout_s: float
     max_length: int | None
 
-    def session(self, request: Request) -> tuple[GrammarSession, tuple[str, ...]]:
+    def session(self, request: Request, ticket: Ticket | None) -> tuple[GrammarSession, tuple[str, ...]]:
         """The session of a request, and the schema keywords that it does not enforce.
+
+        Args:
+            request: the request.
+            ticket: for its grammar, waited for if it is not done; None if it has none.
 
         Raises SpecGrammarError for a request that cannot start.
         """
         self._check_prompt(request)
-        matcher, weakened = self._matcher(request)
+        matcher, weakened = self._matcher(ticket)
         session = GrammarSession(
             self.vocabulary,
             matcher,
@@ -49,10 +51,10 @@ class Admission:
         )
         return session, weakened
 
-    def _matcher(self, request: Request) -> tuple[GrammarMatcher | None, tuple[str, ...]]:
-        if request.grammar is None:
+    def _matcher(self, ticket: Ticket | None) -> tuple[GrammarMatcher | None, tuple[str, ...]]:
+        if ticket is None:
             return None, ()
-        compiled = compile_grammar(self.backend, request.grammar, timeout_s=self.compile_timeout_s)
+        compiled = ticket.result()
         try:
             return self.backend.matcher(compiled), compiled.weakened
         except Exception as error:

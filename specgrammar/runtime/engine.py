@@ -7,7 +7,6 @@ for output in engine.generate(requests):
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import get_args
@@ -15,6 +14,8 @@ from typing import get_args
 from specgrammar.config import Config
 from specgrammar.errors import ConfigError, PluginError, SpecGrammarError
 from specgrammar.grammar.bitmask import BitmaskRing
+from specgrammar.grammar.compile_cache import CompileCache
+from specgrammar.grammar.compile_service import CompileService
 from specgrammar.grammar.staging import staging_for
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.adapter import EngineAdapter
@@ -37,7 +38,12 @@ from specgrammar.runtime.policy import Agree, describe, mask_policy
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.runtime.step import StepParts, decode_step
 from specgrammar.runtime.trace import Trace
+from specgrammar.runtime.waiting import AgreeJoins, Waiting, WaitingRequests
 from specgrammar.spec.accept import check_acceptance
+
+_IDLE_WAIT_S = 0.1
+"""Longest wait, for the grammars of the first batch, of a step that has nothing to decode: nearly all grammars
+are compiled by then, so their requests begin together."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Engine:
         config: Config,
         *,
         agree: Agree = lambda choice: choice,
+        agree_joins: AgreeJoins = lambda numbers: numbers,
     ) -> None:
         """Put the parts together; use `build` to create them by name.
 
@@ -69,6 +76,7 @@ class Engine:
             algorithm: drafts.
             config: the rest.
             agree: where several replicas decode the same batch, makes one of their `auto` choices everybody's.
+            agree_joins: likewise, which requests join: grammars are not compiled everywhere at the same time.
 
         Raises ConfigError for parts that cannot work together.
         """
@@ -77,10 +85,15 @@ class Engine:
         _check_batch_size(adapter.target, config)
         self.config = config
         self.trace = Trace()
-        self._admission = Admission(
-            adapter.vocabulary, backend, config.compile_timeout_s, adapter.target.max_length
+        compiles = CompileService(
+            backend,
+            options=config.backend_options,
+            timeout_s=config.compile_timeout_s,
+            memory_bytes=config.compile_memory_mb << 20,
+            cache=CompileCache(config.compile_cache_entries, config.compile_cache_mb << 20),
         )
-        self._waiting: deque[Request] = deque()
+        self._admission = Admission(adapter.vocabulary, backend, adapter.target.max_length)
+        self._waiting = WaitingRequests(compiles, agree_joins)
         self._running: dict[str, Running] = {}
         self._never_ran: list[RequestOutput] = []
         self._step = 0
@@ -108,12 +121,15 @@ class Engine:
         )
 
     @classmethod
-    def build(cls, config: Config, adapter: EngineAdapter) -> Engine:
+    def build(
+        cls, config: Config, adapter: EngineAdapter, *, agree_joins: AgreeJoins = lambda numbers: numbers
+    ) -> Engine:
         """Create backend and algorithm by the names in `config`.
 
         Args:
             config: names and options.
             adapter: a loaded model, e.g. `TransformersAdapter.load()`.
+            agree_joins: see `Engine`.
         """
         if not isinstance(config, Config):
             raise ConfigError(f"Engine.build: config is a {type(config).__name__}; pass (config, adapter)")
@@ -121,19 +137,21 @@ class Engine:
             raise ConfigError(f"Engine.build: {adapter!r} is no adapter; pass e.g. TransformersAdapter.load()")
         backend = create(BACKENDS, config.backend, adapter.vocabulary, **config.backend_options)
         algorithm = create(ALGORITHMS, config.algorithm, **config.algorithm_options)
-        return cls(adapter, backend, algorithm, config)
+        return cls(adapter, backend, algorithm, config, agree_joins=agree_joins)
 
     def add(self, request: Request) -> None:
-        """Queue a request; it joins when there is room. Its failures come out as its output."""
-        self._waiting.append(request)
+        """Queue a request; it joins when its grammar is compiled and there is room, in order among those.
+
+        Its failures come out as its output. While it waits it holds its compiled grammar.
+        """
+        self._waiting.add(request)
 
     def abort(self, request_id: str) -> None:
         """End a request; its output so far comes out of the next `step` with reason `abort`."""
         running = self._running.get(request_id)
         if running is not None:
             running.entry.session.abort()
-        for request in [request for request in self._waiting if request.request_id == request_id]:
-            self._waiting.remove(request)
+        for _ in range(self._waiting.abort(request_id)):
             self._never_ran.append(RequestOutput(request_id, "", (), "abort"))
 
     @property
@@ -175,22 +193,29 @@ class Engine:
     # -- joining -----------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start waiting requests while there is room; those that cannot start are over."""
-        while self._waiting and len(self._running) < self.config.max_batch_size:
-            request = self._waiting.popleft()
+        """Start requests that can join while there is room; those that cannot start are over."""
+        if self._waiting and not self._running and not self._never_ran:
+            with self.trace.span("compile"):
+                self._waiting.wait(self.config.max_batch_size, _IDLE_WAIT_S)
+        for waiting in self._waiting.ready():
+            if len(self._running) == self.config.max_batch_size:
+                return
+            self._waiting.leave(waiting)
+            request = waiting.request
             try:
-                self._running[request.request_id] = self._start(request)
+                self._running[request.request_id] = self._start(waiting)
             except Exception as error:  # the model's own failures, too: they are this request's
                 reason = (
                     str(error) if isinstance(error, SpecGrammarError) else f"{type(error).__name__}: {error}"
                 )
                 self._never_ran.append(RequestOutput(request.request_id, "", (), "error", reason))
 
-    def _start(self, request: Request) -> Running:
+    def _start(self, waiting: Waiting) -> Running:
+        request = waiting.request
         if request.request_id in self._running:
             raise ConfigError(f"request id {request.request_id!r} is in flight already; ids must be unique")
         with self.trace.span("compile"):
-            session, weakened = self._admission.session(request)
+            session, weakened = self._admission.session(request, waiting.ticket)
         with self.trace.span("prefill"):
             self._parts.target.add(request.request_id, request.prompt_tokens)
         entry = self._parts.ledger.join(request.request_id, request.prompt_tokens, session, self._step)

@@ -20,7 +20,7 @@ from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.trees.tree import DraftTree
-from tests.toy_engine import ToyAdapter, ToyTarget
+from tests.toy_engine import ToyAdapter, ToyTarget, join_in_order
 
 REQUESTS = [
     Request(request_id=str(i), prompt_tokens=(0, 1, 0, 1), grammar=grammar, max_new_tokens=16 + 4 * i)
@@ -42,7 +42,7 @@ class LaunchingTarget(ToyTarget):
 
 def texts(device: Device, algorithm: str) -> dict[str, tuple[int, ...]]:
     adapter = ToyAdapter(LaunchingTarget(device=device), device=device)
-    engine = Engine.build(Config(algorithm=algorithm, max_batch_size=2), adapter)
+    engine = Engine.build(Config(algorithm=algorithm, max_batch_size=2), adapter, agree_joins=join_in_order)
     return {output.request_id: output.token_ids for output in engine.generate(REQUESTS)}
 
 
