@@ -79,12 +79,18 @@ STOP_STRINGS = ("\nObservation:", "</answer>")
 
 @dataclass
 class Bench:
-    """One engine over a target that follows texts, and the time that each step of it took."""
+    """One engine over a target that follows texts, and the time that it took, the target not counted.
+
+    Attributes:
+        steps: seconds of each step that decoded, compiling not counted.
+        seconds: of all.
+    """
 
     vocabulary: Vocabulary
     engine: Engine
     target: ScriptedTarget
     steps: list[float] = field(default_factory=list)
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, setup: Setup, vocabulary: Vocabulary, bs: int) -> Bench:
@@ -105,12 +111,15 @@ class Bench:
         )
 
     def step(self) -> list[RequestOutput]:
-        """One step; its seconds without the target and without compiling go to `steps`."""
-        compiling, writing = self.engine.trace.seconds["compile"], self.target.seconds
+        """One step; where it decodes, its seconds without compiling go to `steps`."""
+        trace = self.engine.trace
+        num_steps, compiling, writing = trace.num_steps, trace.seconds["compile"], self.target.seconds
         begin = time.perf_counter()
         outputs = self.engine.step()
         spent = time.perf_counter() - begin - (self.target.seconds - writing)
-        self.steps.append(spent - (self.engine.trace.seconds["compile"] - compiling))
+        self.seconds += spent
+        if trace.num_steps > num_steps:
+            self.steps.append(spent - (trace.seconds["compile"] - compiling))
         for output in outputs:
             assert output.error is None, output.error
         return outputs
@@ -134,7 +143,7 @@ class Bench:
 def long_requests(
     bench: Bench, documents: Sequence[Document], bs: int, num_tokens: int, window: int
 ) -> Iterator[Window]:
-    """Requests that write arrays of objects until one of them has `num_tokens`."""
+    """Requests that write arrays of objects until each of them has `num_tokens`."""
     schemas = list(dict.fromkeys(document.schema for document in documents))
     encode = bench.vocabulary.encode
     assert encode is not None
@@ -146,10 +155,10 @@ def long_requests(
                 text += [*document.tokens, *encode(", ")]
         assert len(text) > num_tokens, "more documents are needed"
         array = json.dumps({"type": "array", "items": json.loads(schema)})
-        bench.add(f"long {b}", array, text, num_tokens + window)
+        bench.add(f"long {b}", array, text, len(text))
     ledger = bench.engine._parts.ledger
-    bench.step()
-    bench.steps.clear()
+    while len(ledger.entries) < bs:
+        bench.step()
     for end in range(window, num_tokens + 1, window):
         while min(len(entry.session.output) for entry in ledger.entries.values()) < end:
             bench.step()
@@ -164,11 +173,11 @@ def short_requests(
     requests: list[float] = []
     for number in range(1, num_requests + 1):
         document = documents[number % len(documents)]
-        first, compiling = len(bench.steps), bench.engine.trace.seconds["compile"]
+        before = bench.seconds
         bench.add(f"short {number}", document.schema, document.tokens, SHORT_TOKENS)
         while bench.engine.has_work:
             bench.step()
-        requests.append(sum(bench.steps[first:]) + bench.engine.trace.seconds["compile"] - compiling)
+        requests.append(bench.seconds - before)
         if number % window == 0:
             yield bench.window(number, bench.steps, requests)
             bench.steps.clear()
@@ -229,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.quick:
             runs = run(options.vocabulary, num_long=4, bs=1, num_tokens=3_000, num_requests=240)
         else:
-            runs = run(options.vocabulary, num_long=8, bs=2, num_tokens=10_000, num_requests=2_000)
+            runs = run(options.vocabulary, num_long=8, bs=2, num_tokens=10_000, num_requests=1_200)
     except RuntimeError as error:
         print(f"soak: {error}", file=sys.stderr)
         return 1
