@@ -214,8 +214,9 @@ def run(vocabulary_name: str, num_long: int, bs: int, num_tokens: int, num_reque
         begin = time.perf_counter()
         gc.collect()
         gc.freeze()  # what is here already is neither collected nor counted in the windows
-        bench = Bench.of(setup, vocabulary, bs if kind == "long" else 1)
-        runs.append(Run(kind, *setup, list(drives[kind](bench))))
+        at_once = bs if kind == "long" else 1
+        bench = Bench.of(setup, vocabulary, at_once)
+        runs.append(Run(kind, *setup, at_once, list(drives[kind](bench))))
         print(f"{runs[-1].name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr)
     gc.unfreeze()
     return runs

@@ -50,12 +50,13 @@ class Window:
 
 @dataclass(frozen=True)
 class Run:
-    """The windows of one engine; `kind` is `long` or `short`."""
+    """The windows of one engine; `kind` is `long` or `short`, `bs` the requests that it decodes at once."""
 
     kind: str
     backend: str
     algorithm: str
     policy: str
+    bs: int
     windows: list[Window]
 
     @property
@@ -132,7 +133,7 @@ class Memory:
         rss, objects = end.rss_bytes - begin.rss_bytes, end.num_objects - begin.num_objects
         threads, held = end.num_threads - begin.num_threads, end.num_held - begin.num_held
         objects -= len(run.warm) - 1  # the windows themselves
-        num = end.end - begin.end
+        num = (end.end - begin.end) * run.bs
         flat = rss <= MOST_BYTES * num and objects <= MOST_OBJECTS * num and threads <= 0
         return cls(rss, objects, threads, held, "flat" if flat else "grows")
 

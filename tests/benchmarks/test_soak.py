@@ -57,7 +57,7 @@ def test_a_trend_has_the_slope_and_the_ratio_of_its_line() -> None:
 @pytest.mark.parametrize("kind", ["long", "short"])
 def test_memory_is_judged_by_what_each_token_or_request_adds(kind: str) -> None:
     def verdict(rss: int, objects: int, threads: int) -> str:
-        return Memory.of(Run(kind, "b", "a", "p", windows(rss, objects, threads))).verdict
+        return Memory.of(Run(kind, "b", "a", "p", 1, windows(rss, objects, threads))).verdict
 
     assert verdict(100 * 1024, 1, 0) == "flat"
     assert verdict(100 * 1025, 1, 0) == "grows"
@@ -67,7 +67,7 @@ def test_memory_is_judged_by_what_each_token_or_request_adds(kind: str) -> None:
 
 def test_the_warm_up_is_left_out() -> None:
     some = windows(0, 0, 0)
-    assert [window.end for window in Run("short", "b", "a", "p", some).warm] == list(range(600, 2_001, 100))
+    assert [window.end for window in Run("short", "b", "a", "p", 1, some).warm] == list(range(600, 2_001, 100))
 
 
 def test_the_target_writes_its_text_and_now_and_then_prefers_what_is_illegal() -> None:
