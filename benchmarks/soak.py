@@ -13,8 +13,9 @@ Both are cut into windows; a window's figure is the median of its steps (or requ
 long by itself, such as one that makes an index larger, does not count there but as `worst`. The first windows,
 in which drafts, shared corpus and caches fill, are left out: the shared corpus is made small for that.
 
-`flat`: the last third of the windows costs within 15 % of the first third, or within twice the windows' own
-spread around a straight line where that is more. Where twice the spread is above 30 %, the run is `too noisy`.
+`flat`: the last third of the windows costs within 15 % of the first third. A change that is larger, but within
+the windows' own spread around a straight line, is `too noisy` to tell, and so is any run that spreads by more
+than 30 %; other changes are `grows` and `falls`.
 Memory is `flat` where a token adds at most 1 kB (its history and the index over it have to be kept), a short
 request at most 1 kB as well, and neither adds Python objects or threads.
 """

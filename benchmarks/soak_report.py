@@ -100,9 +100,10 @@ class Trend:
         residuals = np.array(values) - (slope * np.array(ends) + offset)
         low, high = np.percentile(residuals, (10, 90))
         spread, ratio = float(high - low) / mean, last / first
-        tolerance = max(TOLERANCE, 2 * spread)
-        if abs(ratio - 1) <= min(tolerance, MOST_SPREAD):
-            verdict = "flat" if tolerance <= MOST_SPREAD else "too noisy"
+        if abs(ratio - 1) <= TOLERANCE:
+            verdict = "flat" if spread <= MOST_SPREAD else "too noisy"
+        elif abs(ratio - 1) <= spread:
+            verdict = "too noisy"
         else:
             verdict = "grows" if ratio > 1 else "falls"
         return cls(first, last, ratio, float(slope) * unit / mean, spread, verdict)

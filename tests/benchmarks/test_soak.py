@@ -43,6 +43,7 @@ def test_a_series_is_flat_grows_falls_or_says_nothing() -> None:
     assert trend(steep).verdict == trend(noisy(steep, 0.05)).verdict == "grows"
     assert trend(steep[::-1]).verdict == "falls"
     assert trend(noisy(level, 0.4)).verdict == "too noisy"
+    assert trend(noisy([100.0] * 10 + [120.0] * 10, 0.3)).verdict == "too noisy"
 
 
 def test_a_trend_has_the_slope_and_the_ratio_of_its_line() -> None:
