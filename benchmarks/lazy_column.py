@@ -94,7 +94,7 @@ class Lazy:
         best = torch.from_numpy(best_tokens(scene, grammars, self.backend))
         logits = torch.zeros((scene.tree.num_nodes, vocabulary.vocab_size))
         step = LaunchedStep(
-            _batch(scene), sessions, Resolved(scene.tree), None, Drawn(logits), False, len(best), 0.0
+            batch_of(scene), sessions, Resolved(scene.tree), None, Drawn(logits), False, len(best), 0.0
         )
         masking = LazyMasking(parts, reads_back(best))
 
@@ -159,7 +159,8 @@ def _child(
     return child
 
 
-def _batch(scene: Scene) -> DecodeBatch:
+def batch_of(scene: Scene) -> DecodeBatch:
+    """The greedy requests of a scene."""
     greedy = SamplingParams()
     views = [RequestView(str(i), r.committed, 1, scene.num_nodes, greedy) for i, r in enumerate(scene.requests)]
     return DecodeBatch(0, tuple(views))
