@@ -55,6 +55,10 @@ class Drawn:
         """The logits."""
         return self.logits
 
+    def value(self) -> torch.Tensor:
+        """The logits."""
+        return self.logits
+
 
 def reads_back(best: torch.Tensor) -> type[LazyWalk]:
     """A walk that copies what the device drew, int64 `[num_nodes, NUM_BEST]`, instead of drawing."""

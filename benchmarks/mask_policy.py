@@ -57,6 +57,10 @@ class Forward:
         time.sleep(max(0.0, self.ready_at - time.perf_counter()))
         return self.logits
 
+    def value(self) -> torch.Tensor:
+        """The same: work behind the forward runs when the forward is over."""
+        return self.wait()
+
 
 @dataclass(frozen=True)
 class Cell:

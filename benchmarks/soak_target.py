@@ -36,6 +36,10 @@ class Written:
         """The logits."""
         return self.logits
 
+    def value(self) -> torch.Tensor:
+        """The logits."""
+        return self.logits
+
 
 class ScriptedTarget:
     """A `TargetModel` that follows a text per request.

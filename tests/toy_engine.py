@@ -40,6 +40,10 @@ class Ready:
         """The logits."""
         return self.logits
 
+    def value(self) -> torch.Tensor:
+        """The logits."""
+        return self.logits
+
 
 @dataclass
 class ToyTarget:

@@ -26,6 +26,10 @@ class LaunchedLogits:
     forward: Launched[torch.Tensor]
     torch_device: torch.device
 
+    def value(self) -> torch.Tensor:
+        """The logits, for work that is launched behind the forward."""
+        return self.forward.value()
+
     def wait(self) -> torch.Tensor:
         """The logits, `[num_nodes, columns]`; raises what the forward raised.
 

@@ -43,6 +43,7 @@ def recording(path: str | None, engine: Engine, adapter: EngineAdapter) -> Itera
     try:
         yield
     finally:
+        timeline.facts["masking"] = engine.masking
         timeline.save(path)
 
 
@@ -57,5 +58,5 @@ def facts_of(engine: Engine, adapter: EngineAdapter) -> dict[str, Any]:
         "policy": config.mask_policy,
         "max_batch_size": config.max_batch_size,
         "supports_grammar_overlap": supports_grammar_overlap(algorithm),
-        "needs": engine._parts.producer.needs,
+        "needs": engine.producer.needs,
     }

@@ -45,7 +45,8 @@ class FillWorkers:
         """
         size = self._size(num_nodes)
         alone = size.seconds_per_node(1) * num_nodes
-        could_pay = 1 + int(alone / (2 * self._handover_s)) if size.tried(1) else 1
+        # A clock that was set back may say that work took less than no time.
+        could_pay = max(1, 1 + int(alone / (2 * self._handover_s))) if size.tried(1) else 1
         return size.choose(_powers_of_two(min(self.max_threads, could_pay)))
 
     def run(self, jobs: Sequence[Callable[[], None]], num_threads: int, num_nodes: int) -> None:

@@ -39,6 +39,10 @@ class AcceptedPaths:
 class PendingLogits(Protocol):
     """Logits that a forward is still computing."""
 
+    def value(self) -> torch.Tensor:
+        """What `wait` returns, for work that is launched behind the forward: never blocks."""
+        ...
+
     def wait(self) -> torch.Tensor:
         """The logits, float `[num_nodes, columns]`, row i for node i of the flat tree.
 

@@ -85,6 +85,7 @@ class Engine:
         _check_batch_size(adapter.target, config)
         self.config = config
         self.trace = Trace()
+        adapter.device.on_work = self.trace.device_work
         compiles = CompileService(
             backend,
             options=config.backend_options,
@@ -153,6 +154,11 @@ class Engine:
             running.entry.session.abort()
         for _ in range(self._waiting.abort(request_id)):
             self._never_ran.append(RequestOutput(request_id, "", (), "abort"))
+
+    @property
+    def producer(self) -> TreeProducer:
+        """Where drafts come from."""
+        return self._parts.producer
 
     @property
     def masking(self) -> str:

@@ -103,6 +103,13 @@ class EagerMasking:
     def verify(self, step: LaunchedStep) -> Verified:
         """See `MaskPolicy`."""
         parts, span = self.parts, self.parts.trace.span
+
+        def settle() -> None:
+            with span("barrier"):
+                parts.ledger.advance_pending()
+            with span("resolve"):
+                step.staged.resolve()
+
         with span("build"):
             mask = build_grammar_mask(
                 step.sessions,
@@ -110,16 +117,17 @@ class EagerMasking:
                 parts.allocator,
                 parts.device,
                 parts.vocabulary,
-                barrier=parts.ledger.advance_pending,
+                barrier=settle,
                 workers=parts.workers,
             )
         with mask:
             with span("upload"):
                 mask.upload()
+            with span("apply"):  # launched: on a device whose work runs aside the host only waits for it
+                applied = parts.device.launch(lambda: mask.apply(step.pending.value()), "apply")
             with span("wait"):
                 logits = step.pending.wait()
-            with span("apply"):
-                mask.apply(logits)
+                applied.wait() if logits.device.type == "cpu" else applied.value()
         with span("accept"):
             paths = accept(
                 step.staged.resolve(),

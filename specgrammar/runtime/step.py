@@ -40,11 +40,12 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
     sessions = [ledger.entries[request.request_id].session for request in batch.requests]
     with span("propose"):
         if parts.producer.needs == "grammar":
-            ledger.advance_pending()
+            with span("barrier"):
+                ledger.advance_pending()
         tree = current_draft(parts.producer.propose(batch), batch, parts.vocabulary, parts.trace)
         staged = parts.staging.stage(tree)
     launched_at = time.perf_counter()
-    with span("verify"):
+    with span("launch"):
         pending = parts.target.verify(batch, tree)
     verified = parts.masking.verify(
         LaunchedStep(batch, sessions, staged, tree.sampled, pending, want_logprobs, tree.num_nodes, launched_at)
