@@ -38,11 +38,7 @@ class XGrammarCompiled:
     spec: GrammarSpec
     weakened: tuple[str, ...]
     native: xgrammar.CompiledGrammar
-
-    @property
-    def num_bytes(self) -> int:
-        """See `KnowsItsSize`."""
-        return int(self.native.memory_size_bytes)
+    num_bytes: int
 
 
 class XGrammarBackend:
@@ -105,9 +101,10 @@ class XGrammarBackend:
         ebnf = to_ebnf(rules)
         compiler = self._caching_compiler if loops_are_simple(ebnf) else self._compiler
         try:
-            return XGrammarCompiled(spec, weakened, compiler.compile_grammar(ebnf))
+            native = compiler.compile_grammar(ebnf)
         except RuntimeError as error:
             raise GrammarCompileError(f"xgrammar: {one_line(error)}") from error
+        return XGrammarCompiled(spec, weakened, native, int(native.memory_size_bytes))
 
     def may_hang(self, spec: GrammarSpec) -> bool:
         """See `SupportsTrial`. A user's own grammar may: ambiguity over ten rules takes minutes."""

@@ -6,8 +6,11 @@ This is for compilers that are known to end. What may hang is tried in a process
 
 from __future__ import annotations
 
+import atexit
+import os
 import queue
 import threading
+import time
 
 from specgrammar.checks import check_number
 from specgrammar.errors import GrammarCompileError
@@ -20,6 +23,13 @@ MAX_TIMEOUT_S = 86_400
 MAX_LEFT_BEHIND = 16
 """Compilations that ran out of time and still run, at which no further one begins: each holds a core."""
 
+_END_WAIT_S = 5.0
+"""How long the interpreter's end waits for compilations under way: native code that comes back to an
+interpreter that is gone aborts the process."""
+
+_lock = threading.Lock()
+_running: set[threading.Thread] | None = set()
+"""None once the interpreter is ending."""
 _left_behind: set[threading.Thread] = set()
 
 
@@ -60,17 +70,20 @@ def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: fl
             results.put(backend.compile(spec))
         except BaseException as error:  # whatever a backend raises is handed to the caller
             results.put(error)
+        finally:
+            _forget(thread)
 
     thread = threading.Thread(target=work, name="specgrammar-compile", daemon=True)
     _check_left_behind(spec)
     try:
-        thread.start()
+        _start(thread, spec)
     except RuntimeError as error:  # the system has no thread left
         raise CompileInterruptedError(f"{spec.kind}: no thread to compile in: {one_line(error)}") from error
     try:
         result = results.get(timeout=timeout_s)
     except queue.Empty:
         _left_behind.add(thread)
+        _forget(thread)
         raise out_of_time(spec, timeout_s) from None
     if isinstance(result, GrammarCompileError):
         raise result
@@ -87,3 +100,36 @@ def _check_left_behind(spec: GrammarSpec) -> None:
             f"{spec.kind}: not compiled, {len(_left_behind)} compilations that ran out of time still run in "
             "this process; restart it, and refuse the grammars that they are for"
         )
+
+
+def _start(thread: threading.Thread, spec: GrammarSpec) -> None:
+    with _lock:
+        if _running is None:
+            raise CompileInterruptedError(f"{spec.kind}: not compiled, the interpreter is ending")
+        thread.start()
+        _running.add(thread)
+
+
+def _forget(thread: threading.Thread) -> None:
+    with _lock:
+        if _running is not None:
+            _running.discard(thread)
+
+
+@atexit.register
+def _end() -> None:
+    global _running
+    with _lock:
+        threads, _running = list(_running or ()), None
+    deadline = time.monotonic() + _END_WAIT_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that did not come along may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from specgrammar.errors import GrammarCompileError
+from specgrammar.errors import GrammarCompileError, PluginError
 from specgrammar.grammar.compile import CompileInterruptedError, compile_grammar
 from specgrammar.grammar.compile_cache import CompileCache, CompileKey, Outcome
 from specgrammar.grammar.lane import Lane
@@ -107,7 +107,6 @@ class CompileService:
             memory_bytes: memory that one grammar may take in a trial, where the system can bound it (Linux).
             cache: where outcomes are kept; by default 1,024 of them in 512 MB.
         """
-        self.num_compiled = 0
         self._backend = backend
         self._timeout_s = timeout_s
         self._cache = CompileCache(1024, 512 << 20) if cache is None else cache
@@ -174,7 +173,7 @@ class CompileService:
                 flight.process = process
             if self._is_wanted(flight):
                 process.try_compile(flight.spec, self._timeout_s)
-                self._put(self._here, self._compile, flight)
+                self._compile(flight)  # in this lane: it takes as long again, and quick ones wait in the other
         except NoProcessError as error:
             if not self._finalizer.alive:
                 raise CompileInterruptedError(
@@ -211,7 +210,6 @@ class CompileService:
         with self._changed:
             flight.outcome = outcome
             self._leave(flight)
-            self.num_compiled += not isinstance(outcome, GrammarCompileError)
             if flight.key is not None and not isinstance(outcome, CompileInterruptedError):
                 self._cache.put(flight.key, outcome)
             self._changed.notify_all()
@@ -249,6 +247,8 @@ class CompileService:
     def _do_without_trials(self, error: NoProcessError) -> None:
         with self._changed:
             had_some, self._trials = bool(self._trials), []
+            if had_some:
+                self._here = Lane("specgrammar-compile-here", _NUM_THREADS_UNTRIED)
         if had_some:
             _log.warning(
                 "no process to try grammars in: %s. They are compiled in this one; a compiler that hangs "
@@ -277,7 +277,13 @@ class CompileService:
 def _trial_processes(backend: GrammarBackend, memory_bytes: int) -> list[TrialProcess]:
     if not isinstance(backend, SupportsTrial):
         return []
-    recipe = pickle.dumps(backend.recipe())
+    try:
+        recipe = pickle.dumps(backend.recipe())
+    except Exception as error:
+        raise PluginError(
+            f"backend {type(backend).__name__}: its recipe cannot be pickled: {one_line(error)}; return a "
+            "class or a functools.partial of one that other processes can import"
+        ) from error
     return [TrialProcess(recipe, memory_bytes) for _ in range(_NUM_TRIALS)]
 
 

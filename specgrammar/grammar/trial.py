@@ -198,7 +198,7 @@ def _spawn() -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     try:
         return subprocess.Popen(
-            [sys.executable, "-c", _CODE],
+            [sys.executable, "-P", "-c", _CODE],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -98,5 +98,5 @@ class KnowsItsSize(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes of memory go free with it."""
+        """About how many bytes go free with it; known since it was compiled, no native code is asked."""
         ...
