@@ -29,6 +29,7 @@ from specgrammar.runtime.lazy import LazyMasking
 from specgrammar.runtime.lazy_walk import NUM_BEST, LazyWalk
 from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import LaunchedStep, MaskParts
+from specgrammar.runtime.results import step_result
 from specgrammar.runtime.trace import Trace
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.trees.tree import HostTree
@@ -88,8 +89,16 @@ class Lazy:
         """See `Column`."""
         return f"lazy {self.backend}"
 
-    def prepare(self, scene: Scene, grammars: Grammars) -> Callable[[], float]:
-        """See `Column`; a step returns its seconds, without taking its moves back for the next one."""
+    def prepare(
+        self, scene: Scene, grammars: Grammars, see: Callable[[tuple[int, ...]], None] | None = None
+    ) -> Callable[[], float]:
+        """See `Column`; a step returns its seconds, without taking its moves back for the next one.
+
+        Args:
+            scene: one step of a batch.
+            grammars: of the vocabulary.
+            see: called with what each request would commit.
+        """
         vocabulary = grammars.vocabulary
         sessions = [grammars.session(self.backend, r.document.schema, r.committed) for r in scene.requests]
         device = SeparateMemory()
@@ -104,8 +113,11 @@ class Lazy:
 
         def run() -> float:
             begin = time.perf_counter()
-            masking.verify(step)
+            verified = masking.verify(step)
             spent = time.perf_counter() - begin
+            if see is not None:
+                for result in step_result(step.batch, verified.status, scene.tree, verified.paths).results:
+                    see(result.tokens)
             for session in sessions:
                 session.advance()
                 assert session.error is None, session.error

@@ -13,11 +13,15 @@ import pytest
 from benchmarks.columns import Eager, Raw, Rings, live_walk
 from benchmarks.documents import NESTED, load_documents
 from benchmarks.grammars import Grammars
+from benchmarks.lazy_column import Lazy
 from benchmarks.mask_build import Bench, run
+from benchmarks.mask_policy import mask_parts, measure, stepper
 from benchmarks.mask_report import print_report, summarise, write_json
 from benchmarks.scenes import KINDS, Corpus
 from benchmarks.timing import interleaved_medians
 from benchmarks.vocabularies import load_vocabulary
+from specgrammar.runtime.lazy import LazyMasking
+from specgrammar.runtime.masking import EagerMasking
 from specgrammar.trees.tree import HostTree
 from specgrammar.trees.validate import validate_tree
 
@@ -122,3 +126,30 @@ def test_the_whole_run_on_a_small_grid(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "9x4" in printed
     assert "eager_over_raw_max" in printed
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lazy_column_commits_the_document(
+    corpus: Corpus, grammars: Grammars, kind: str, backend: str
+) -> None:
+    """Whatever the target would rather have written, the path is the document's, as far as the tree has it."""
+    scene = corpus.make_scene(kind, 5, 16, seed=1)
+    seen: list[tuple[int, ...]] = []
+    step = Lazy(backend).prepare(scene, grammars, seen.append)
+    assert step() > 0
+    for request, committed in zip(scene.requests, seen, strict=True):
+        text = (*request.document.tokens[request.position :], grammars.vocabulary.stop_ids[-1])
+        assert len(committed) > 0
+        assert committed[:-1] == text[: len(committed) - 1]
+
+
+def test_the_policy_benchmark_leaves_sessions_as_it_found_them(corpus: Corpus, grammars: Grammars) -> None:
+    """So that every policy measures the same step again and again."""
+    scene, parts = corpus.make_scene("ngram", 3, 16), mask_parts(grammars)
+    step = stepper(scene, grammars, 0.0)
+    for policy in (EagerMasking(parts), LazyMasking(parts), EagerMasking(parts), LazyMasking(parts)):
+        assert step(policy) > 0
+    cell = measure(scene, grammars, 0.0)
+    assert min(cell.eager_ms, cell.lazy_ms, cell.auto_ms) > 0
+    assert cell.said.startswith(("auto: eager below 64 nodes", "auto: lazy below 64 nodes"))
