@@ -25,6 +25,9 @@ def test_from_toml_reads_every_field() -> None:
     mask_policy = "lazy"
     max_batch_size = 4
     compile_timeout_s = 2.5
+    compile_memory_mb = 64
+    compile_cache_entries = 0
+    compile_cache_mb = 5
     [backend_options]
     a = 1
     [algorithm_options]
@@ -32,7 +35,7 @@ def test_from_toml_reads_every_field() -> None:
     """
     config = Config.from_toml(text)
     assert config == Config(
-        "llguidance", {"a": 1}, "ngram", {"num_draft_tokens": 3}, "target_only", "lazy", 4, 2.5
+        "llguidance", {"a": 1}, "ngram", {"num_draft_tokens": 3}, "target_only", "lazy", 4, 2.5, 64, 0, 5
     )
 
 
@@ -65,6 +68,9 @@ def test_config_is_frozen() -> None:
         ({"compile_timeout_s": 10**400}, ["compile_timeout_s = 1000", "<= 86400"]),
         ({"compile_timeout_s": True}, ["compile_timeout_s = True"]),
         ({"compile_timeout_s": "3"}, ["compile_timeout_s = '3'"]),
+        ({"compile_memory_mb": 63}, ["compile_memory_mb = 63", ">= 64 and <= 1048576"]),
+        ({"compile_cache_entries": -1}, ["compile_cache_entries = -1", ">= 0"]),
+        ({"compile_cache_mb": 1.5}, ["compile_cache_mb = 1.5", "integer"]),
         ({"compile_timeout_s": 0}, ["compile_timeout_s = 0"]),
         ({"compile_timeout_s": float("nan")}, ["compile_timeout_s = nan"]),
     ],
