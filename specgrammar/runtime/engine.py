@@ -8,14 +8,13 @@ for output in engine.generate(requests):
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import get_args
 
 from specgrammar.config import Config
-from specgrammar.errors import ConfigError, PluginError, SpecGrammarError
+from specgrammar.errors import ConfigError, SpecGrammarError
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.compile_cache import CompileCache
 from specgrammar.grammar.compile_service import CompileService
+from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.staging import staging_for
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.adapter import EngineAdapter
@@ -23,36 +22,25 @@ from specgrammar.protocols.grammar import GrammarBackend
 from specgrammar.protocols.spec import (
     Commit,
     DecodeBatch,
-    Needs,
     ProducerContext,
-    RequestView,
     SpecAlgorithm,
     TreeProducer,
 )
-from specgrammar.protocols.target import TargetModel
 from specgrammar.registry import ALGORITHMS, BACKENDS, create
 from specgrammar.runtime.admission import Admission
-from specgrammar.runtime.ledger import Entry, Ledger
+from specgrammar.runtime.compatible import check_parts, checked_producer
+from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import MaskParts
 from specgrammar.runtime.policy import Agree, describe, mask_policy
 from specgrammar.runtime.request import Request, RequestOutput
+from specgrammar.runtime.running import Running
 from specgrammar.runtime.step import StepParts, decode_step
 from specgrammar.runtime.trace import Trace
 from specgrammar.runtime.waiting import AgreeJoins, Waiting, WaitingRequests
-from specgrammar.spec.accept import check_acceptance
 
 _IDLE_WAIT_S = 0.1
 """Longest wait, for the grammars of the first batch, of a step that has nothing to decode: nearly all grammars
 are compiled by then, so their requests begin together."""
-
-
-@dataclass(frozen=True)
-class Running:
-    """A request in flight."""
-
-    request: Request
-    entry: Entry
-    weakened: tuple[str, ...]
 
 
 class Engine:
@@ -80,9 +68,7 @@ class Engine:
 
         Raises ConfigError for parts that cannot work together.
         """
-        check_acceptance(config.acceptance, algorithm.proposal)
-        _check_rollback(backend, algorithm, config)
-        _check_batch_size(adapter.target, config)
+        check_parts(backend, algorithm, adapter.target, config)
         self.config = config
         self.trace = Trace()
         adapter.device.on_work = self.trace.device_work
@@ -96,7 +82,9 @@ class Engine:
         self._admission = Admission(adapter.vocabulary, backend, adapter.target.max_length)
         self._waiting = WaitingRequests(compiles, agree_joins)
         self._running: dict[str, Running] = {}
-        self._never_ran: list[RequestOutput] = []
+        self._due: list[RequestOutput] = []  # outputs that come out of the next step
+        self._preempted: dict[str, Running] = {}
+        self._resuming: list[str] = []
         self._step = 0
         context = ProducerContext(
             adapter.vocabulary, config.max_batch_size, adapter.load_drafter, adapter.target
@@ -112,7 +100,7 @@ class Engine:
             trace=self.trace,
         )
         self._parts = StepParts(
-            producer=_checked(algorithm.make_producer(context), config.algorithm),
+            producer=checked_producer(algorithm.make_producer(context), config.algorithm),
             staging=staging_for(algorithm.topology.kind, adapter.device),
             target=adapter.target,
             ledger=ledger,
@@ -149,11 +137,38 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request; its output so far comes out of the next `step` with reason `abort`."""
-        running = self._running.get(request_id)
+        running = self._running.get(request_id) or self._preempted.get(request_id)
         if running is not None:
             running.entry.session.abort()
+        if request_id in self._preempted:
+            self._due.append(self._preempted.pop(request_id).output())
         for _ in range(self._waiting.abort(request_id)):
-            self._never_ran.append(RequestOutput(request_id, "", (), "abort"))
+            self._due.append(RequestOutput(request_id, "", (), "abort"))
+
+    def preempt(self, request_id: str) -> None:
+        """Take a running request out of the batch and free its cache; `resume` lets it go on.
+
+        Drafts and results that were made for it before are stale then. Raises ConfigError for a request that
+        is not running; one that has just ended comes out of the next `step`.
+        """
+        ended = self._settle()
+        self._due += ended
+        if request_id in {output.request_id for output in ended}:
+            return
+        if request_id not in self._running:
+            raise ConfigError(f"preempt: request {request_id!r} is not running")
+        self._parts.ledger.advance_pending()
+        self._preempted[request_id] = self._take_out(request_id)
+        self._parts.producer.observe([Commit(request_id, (), 0, 0, finished=True)])
+
+    def resume(self, request_id: str) -> None:
+        """Let a preempted request join again, before those that wait: its tokens so far are computed anew.
+
+        Raises ConfigError for a request that is not preempted.
+        """
+        if request_id not in self._preempted or request_id in self._resuming:
+            raise ConfigError(f"resume: request {request_id!r} is not preempted")
+        self._resuming.append(request_id)
 
     @property
     def producer(self) -> TreeProducer:
@@ -168,14 +183,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._waiting or self._running or self._never_ran)
+        return bool(self._waiting or self._running or self._due or self._resuming)
 
     def step(self) -> list[RequestOutput]:
         """Let requests join, decode once, and return those that are finished."""
         outputs = self._settle()
         self._admit()
-        outputs += self._never_ran
-        self._never_ran = []
+        outputs += self._due
+        self._due = []
         if self._running:
             batch = self._batch()
             logprobs = any(running.request.logprobs for running in self._running.values())
@@ -200,7 +215,9 @@ class Engine:
 
     def _admit(self) -> None:
         """Start requests that can join while there is room; those that cannot start are over."""
-        if self._waiting and not self._running and not self._never_ran:
+        while self._resuming and len(self._running) < self.config.max_batch_size:
+            self._go_on(self._resuming.pop(0))
+        if self._waiting and not self._running and not self._due:
             with self.trace.span("compile"):
                 self._waiting.wait(self.config.max_batch_size, _IDLE_WAIT_S)
         for waiting in self._waiting.ready():
@@ -214,7 +231,7 @@ class Engine:
                 reason = (
                     str(error) if isinstance(error, SpecGrammarError) else f"{type(error).__name__}: {error}"
                 )
-                self._never_ran.append(RequestOutput(request.request_id, "", (), "error", reason))
+                self._due.append(RequestOutput(request.request_id, "", (), "error", reason))
 
     def _start(self, waiting: Waiting) -> Running:
         request = waiting.request
@@ -227,10 +244,23 @@ class Engine:
         entry = self._parts.ledger.join(request.request_id, request.prompt_tokens, session, self._step)
         return Running(request, entry, weakened)
 
+    def _go_on(self, request_id: str) -> None:
+        running = self._preempted.pop(request_id, None)
+        if running is None:
+            return  # aborted meanwhile
+        try:
+            with self.trace.span("prefill"):
+                self._parts.target.add(request_id, running.entry.tokens)
+            self._parts.ledger.rejoin(request_id, running.entry, self._step)
+            self._running[request_id] = running
+        except Exception as error:  # the model's own failures, too: they are this request's
+            running.entry.session.fail(as_request_error(error))
+            self._due.append(running.output())
+
     # -- decoding ----------------------------------------------------------------------------------------
 
     def _batch(self) -> DecodeBatch:
-        return DecodeBatch(self._step, tuple(_view(running) for running in self._running.values()))
+        return DecodeBatch(self._step, tuple(running.view() for running in self._running.values()))
 
     # -- leaving -----------------------------------------------------------------------------------------
 
@@ -249,58 +279,10 @@ class Engine:
             return [self._leave(running) for running in over]
 
     def _leave(self, running: Running) -> RequestOutput:
-        request, entry = running.request, running.entry
-        del self._running[request.request_id]
-        self._parts.ledger.leave(request.request_id)
-        self._parts.target.remove(request.request_id)
-        session = entry.session
-        assert session.finish is not None
-        return RequestOutput(
-            request.request_id,
-            session.text,
-            tuple(session.output),
-            session.finish,
-            None if session.error is None else str(session.error),
-            entry.num_verify_steps,
-            running.weakened,
-            session.engaged,
-            tuple(entry.logprobs) if request.logprobs else None,
-        )
+        self._take_out(running.request.request_id)
+        return running.output()
 
-
-def _view(running: Running) -> RequestView:
-    request, entry = running.request, running.entry
-    limit = entry.session.stops.max_new_tokens
-    assert limit is not None
-    num_left = limit - len(entry.session.output)
-    return RequestView(
-        request.request_id, entry.tokens, entry.num_prompt_tokens, max(0, num_left - 1), request.sampling
-    )
-
-
-def _check_rollback(backend: GrammarBackend, algorithm: SpecAlgorithm, config: Config) -> None:
-    limit = backend.facts.max_rollback
-    if limit is not None and algorithm.topology.max_depth > limit:
-        raise ConfigError(
-            f"backend {config.backend!r} can undo {limit} tokens, but algorithm {config.algorithm!r} drafts "
-            f"{algorithm.topology.max_depth} deep; lower its depth or use another backend"
-        )
-
-
-def _check_batch_size(target: TargetModel, config: Config) -> None:
-    limit = target.max_batch_size
-    if limit is not None and config.max_batch_size > limit:
-        raise ConfigError(
-            f"max_batch_size = {config.max_batch_size}, but the target was loaded for {limit} requests; "
-            "load it for as many, or lower max_batch_size"
-        )
-
-
-def _checked(producer: TreeProducer, name: str) -> TreeProducer:
-    needs, known = getattr(producer, "needs", None), get_args(Needs)
-    if needs not in known:
-        raise PluginError(f"algorithm {name!r}: its producer's needs is {needs!r}; expected one of {known}")
-    for member in ("propose", "observe"):
-        if not callable(getattr(producer, member, None)):
-            raise PluginError(f"algorithm {name!r}: its producer has no method {member}")
-    return producer
+    def _take_out(self, request_id: str) -> Running:
+        self._parts.ledger.leave(request_id)
+        self._parts.target.remove(request_id)
+        return self._running.pop(request_id)

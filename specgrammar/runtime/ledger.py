@@ -84,6 +84,13 @@ class Ledger:
         self.entries[request_id] = entry
         return entry
 
+    def rejoin(self, request_id: str, entry: Entry, step: int) -> None:
+        """Go on with a request's books after a break, from `step` on; results of earlier steps are stale."""
+        if request_id in self.entries:
+            raise ConfigError(f"request id {request_id!r} is in flight already; ids must be unique")
+        entry.joined = step
+        self.entries[request_id] = entry
+
     def leave(self, request_id: str) -> None:
         """Forget a request; results that are still queued for it are dropped as stale."""
         self.entries.pop(request_id, None)

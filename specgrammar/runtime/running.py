@@ -1,0 +1,50 @@
+"""A request in flight: what a step sees of it, and what comes out of it in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specgrammar.protocols.spec import RequestView
+from specgrammar.runtime.ledger import Entry
+from specgrammar.runtime.request import Request, RequestOutput
+
+
+@dataclass(frozen=True)
+class Running:
+    """A request in flight.
+
+    Attributes:
+        request: as it was added.
+        entry: its books.
+        weakened: JSON Schema keywords that are not enforced.
+    """
+
+    request: Request
+    entry: Entry
+    weakened: tuple[str, ...]
+
+    def view(self) -> RequestView:
+        """What a producer and the target see of it."""
+        request, entry = self.request, self.entry
+        limit = entry.session.stops.max_new_tokens
+        assert limit is not None
+        num_left = limit - len(entry.session.output)
+        return RequestView(
+            request.request_id, entry.tokens, entry.num_prompt_tokens, max(0, num_left - 1), request.sampling
+        )
+
+    def output(self) -> RequestOutput:
+        """What it comes out with; its session has finished."""
+        request, entry, session = self.request, self.entry, self.entry.session
+        assert session.finish is not None
+        return RequestOutput(
+            request.request_id,
+            session.text,
+            tuple(session.output),
+            session.finish,
+            None if session.error is None else str(session.error),
+            entry.num_verify_steps,
+            self.weakened,
+            session.engaged,
+            tuple(entry.logprobs) if request.logprobs else None,
+        )
