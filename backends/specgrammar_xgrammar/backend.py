@@ -107,7 +107,7 @@ class XGrammarBackend:
         return XGrammarCompiled(spec, weakened, native, int(native.memory_size_bytes))
 
     def may_hang(self, spec: GrammarSpec) -> bool:
-        """See `SupportsTrial`. A user's own grammar may: of 200 random ones of a few rules one took over 10 s."""
+        """See `SupportsTrial`. A user's own grammar may: of 200 small random ones one took over 10 s."""
         if spec.kind == "grammar":
             return True
         length = len(to_ebnf(rules_of(spec, self.facts)[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import NamedTuple, TypeAlias
 
@@ -35,7 +36,7 @@ class CompileKey(NamedTuple):
 
 
 class CompileCache:
-    """Outcomes by key. Not thread-safe: its owner holds a lock.
+    """Outcomes by key. Thread-safe: services of several engines may share one.
 
     Attributes:
         num_bytes: what the entries count together.
@@ -49,6 +50,7 @@ class CompileCache:
             max_bytes: most bytes; what is larger alone is not kept.
         """
         self.num_bytes = 0
+        self._lock = threading.Lock()
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._entries: OrderedDict[CompileKey, tuple[Outcome, int]] = OrderedDict()
@@ -58,22 +60,28 @@ class CompileCache:
 
     def get(self, key: CompileKey) -> Outcome | None:
         """The outcome of a key, which is now the latest used; None if there is none."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        self._entries.move_to_end(key)
-        return entry[0]
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry[0]
 
     def put(self, key: CompileKey, outcome: Outcome) -> None:
         """Keep an outcome, and drop the ones that were not used for longest until all fits."""
-        self._drop(key)
         size = _size(key, outcome)
-        if size > self._max_bytes:
-            return
-        self._entries[key] = (outcome, size)
-        self.num_bytes += size
-        while len(self._entries) > self._max_entries or self.num_bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
+        with self._lock:
+            self._drop(key)
+            if size > self._max_bytes:
+                return
+            self._entries[key] = (outcome, size)
+            self.num_bytes += size
+            while len(self._entries) > self._max_entries or self.num_bytes > self._max_bytes:
+                self._drop(next(iter(self._entries)))
+
+    def after_fork(self) -> None:
+        """In a forked process: a thread that did not come along may have held the lock."""
+        self._lock = threading.Lock()
 
     def _drop(self, key: CompileKey) -> None:
         entry = self._entries.pop(key, None)

@@ -18,19 +18,18 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from specgrammar.errors import GrammarCompileError, PluginError
+from specgrammar.errors import GrammarCompileError
 from specgrammar.grammar.compile import CompileInterruptedError, compile_grammar
 from specgrammar.grammar.compile_cache import CompileCache, CompileKey, Outcome
 from specgrammar.grammar.lane import Lane
 from specgrammar.grammar.native import one_line
-from specgrammar.grammar.trial import NoProcessError, TrialProcess
+from specgrammar.grammar.trial import NoProcessError, TrialProcess, trial_processes
 from specgrammar.language.source import check_source
 from specgrammar.protocols.abilities import SupportsTrial
 from specgrammar.protocols.grammar import CompiledGrammar, GrammarBackend, GrammarSpec
@@ -117,7 +116,7 @@ class CompileService:
             f"{kind.__module__}.{kind.__qualname__}",
             repr(sorted((options or {}).items())),
         )
-        self._trials = _trial_processes(backend, memory_bytes)
+        self._trials = trial_processes(backend, _NUM_TRIALS, memory_bytes)
         self._reset()
         self._finalizer = weakref.finalize(self, _close_all, list(self._trials))
         _services.add(self)
@@ -268,23 +267,11 @@ class CompileService:
         """In a process that was forked: no thread came along, and the children belong to the other one."""
         for process in self._trials:
             process.forget()
+        self._cache.after_fork()
         flights = list(self._flights.values())
         self._reset()
         for flight in flights:
             flight.outcome = _interrupted(flight.spec, "the process was forked meanwhile; submit it again")
-
-
-def _trial_processes(backend: GrammarBackend, memory_bytes: int) -> list[TrialProcess]:
-    if not isinstance(backend, SupportsTrial):
-        return []
-    try:
-        recipe = pickle.dumps(backend.recipe())
-    except Exception as error:
-        raise PluginError(
-            f"backend {type(backend).__name__}: its recipe cannot be pickled: {one_line(error)}; return a "
-            "class or a functools.partial of one that other processes can import"
-        ) from error
-    return [TrialProcess(recipe, memory_bytes) for _ in range(_NUM_TRIALS)]
 
 
 def _interrupted(spec: GrammarSpec, why: str) -> CompileInterruptedError:

@@ -16,11 +16,12 @@ import threading
 from contextlib import suppress
 from typing import IO
 
-from specgrammar.errors import GrammarCompileError, WeakenedSchemaError
+from specgrammar.errors import GrammarCompileError, PluginError, WeakenedSchemaError
 from specgrammar.grammar.compile import CompileInterruptedError, out_of_time
 from specgrammar.grammar.native import one_line
 from specgrammar.grammar.trial_child import Setup, Trial
-from specgrammar.protocols.grammar import GrammarSpec
+from specgrammar.protocols.abilities import SupportsTrial
+from specgrammar.protocols.grammar import GrammarBackend, GrammarSpec
 
 _CODE = """
 import pickle, signal, sys
@@ -162,6 +163,23 @@ class TrialProcess:
         code = child.wait()
         _close_pipes(child)
         return code
+
+
+def trial_processes(backend: GrammarBackend, number: int, memory_bytes: int) -> list[TrialProcess]:
+    """Processes for a backend, none started; none at all for one that does not ask for trials.
+
+    Raises PluginError for a recipe that cannot be pickled.
+    """
+    if not isinstance(backend, SupportsTrial):
+        return []
+    try:
+        recipe = pickle.dumps(backend.recipe())
+    except Exception as error:
+        raise PluginError(
+            f"backend {type(backend).__name__}: its recipe cannot be pickled: {one_line(error)}; return a "
+            "class or a functools.partial of one that other processes can import"
+        ) from error
+    return [TrialProcess(recipe, memory_bytes) for _ in range(number)]
 
 
 class _Deadline:
