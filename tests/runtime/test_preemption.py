@@ -77,7 +77,7 @@ def test_a_request_that_cannot_be_placed_again_fails_alone() -> None:
     def full(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    target.add = full  # type: ignore[method-assign]  # the planted fault
+    target.add = full  # type: ignore[method-assign,assignment]  # the planted fault
     engine.resume("3")
     outputs = {output.request_id: output for output in engine.generate([])}
     target.add = add  # type: ignore[method-assign]
