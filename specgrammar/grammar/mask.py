@@ -24,7 +24,6 @@ class GrammarMask:
 
     Attributes:
         status: int8 `[num_nodes]` of `NodeStatus`.
-        row_of_node: int32 `[num_nodes]`, the mask row of a live node, -1 for all others.
         num_rows: rows of the mask; those that nobody owns are not uploaded.
         vocab_size: columns at or above it are padding and become -inf in every row.
     """
@@ -38,12 +37,7 @@ class GrammarMask:
         self._slot: BitmaskSlot | None = slot
         self._uploaded: Event | None = None
         self._segments = rows.segments
-        owners = slot.owners[: self.num_rows]
-        rows.write_owners(owners)
-        # One entry more, for the rows without an owner: -1 is the last one.
-        row_of_node = np.full(len(self.status) + 1, -1, np.int32)
-        row_of_node[owners] = np.arange(len(owners), dtype=np.int32)
-        self.row_of_node = row_of_node[:-1]
+        rows.write_owners(slot.owners[: self.num_rows])
 
     def __enter__(self) -> Self:
         """Nothing more to do."""
@@ -57,6 +51,15 @@ class GrammarMask:
     def bitmask(self) -> NDArray[np.int32]:
         """The rows on the host, int32 `[num_rows, num_words]`; readable until `apply` or `discard`."""
         return self._held_slot().rows[: self.num_rows]
+
+    @property
+    def row_of_node(self) -> NDArray[np.int32]:
+        """The mask row of a live node, -1 for all others, int32 `[num_nodes]`; until `apply` or `discard`."""
+        owners = self._held_slot().owners[: self.num_rows]
+        # One entry more, for the rows without an owner: -1 is the last one.
+        rows = np.full(len(self.status) + 1, -1, np.int32)
+        rows[owners] = np.arange(len(owners), dtype=np.int32)
+        return rows[:-1]
 
     def upload(self) -> None:
         """Enqueue the copy of rows and owners to the device, and an event behind both.
