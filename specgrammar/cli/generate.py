@@ -80,7 +80,6 @@ def config_from(arguments: argparse.Namespace) -> Config:
         "acceptance": arguments.acceptance or base.acceptance,
         "mask_policy": arguments.mask_policy or base.mask_policy,
         "max_batch_size": base.max_batch_size if arguments.batch_size is None else arguments.batch_size,
-        "compile_timeout_s": base.compile_timeout_s,
     }
     # Options belong to the plugin that they were written for.
     same_backend, same_algorithm = values["backend"] == base.backend, values["algorithm"] == base.algorithm
@@ -90,7 +89,7 @@ def config_from(arguments: argparse.Namespace) -> Config:
     values["algorithm_options"] = (dict(base.algorithm_options) if same_algorithm else {}) | _options(
         arguments.algorithm_option
     )
-    return Config.from_dict(values)
+    return dataclasses.replace(base, **values)
 
 
 def _options(pairs: Iterable[str]) -> dict[str, Any]:

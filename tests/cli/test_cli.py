@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import subprocess
@@ -18,6 +19,8 @@ import torch
 
 from specgrammar import __version__
 from specgrammar.cli import generate
+from specgrammar.cli.flags import add_flags
+from specgrammar.cli.generate import config_from
 from specgrammar.cli.main import main
 from specgrammar.config import Config
 from specgrammar.runtime.engine import Engine
@@ -488,3 +491,38 @@ def test_in_a_process_of_its_own(model: Path) -> None:
     assert left.wait() == 0
     if left.stderr:
         left.stderr.close()
+
+
+def test_no_setting_of_a_config_file_is_lost(tmp_path: Path) -> None:
+    """Every field of the file arrives, flags override theirs alone."""
+    config = Config(
+        backend="llguidance",
+        backend_options={"max_size": 1000},
+        algorithm="ngram",
+        algorithm_options={"depth": 3},
+        acceptance="rejection",
+        mask_policy="lazy",
+        max_batch_size=3,
+        compile_timeout_s=1.5,
+        compile_memory_mb=512,
+        compile_cache_entries=7,
+        compile_cache_mb=9,
+    )
+    default = Config()
+    fields = {field.name for field in dataclasses.fields(Config)}
+    assert all(getattr(config, name) != getattr(default, name) for name in fields)  # a new field belongs here
+    lines, tables = [], []
+    for name in sorted(fields):
+        value = getattr(config, name)
+        if isinstance(value, dict):
+            tables += [f"[{name}]", *(f"{key} = {json.dumps(item)}" for key, item in value.items())]
+        else:
+            lines.append(f"{name} = {json.dumps(value)}")
+    path = tmp_path / "config.toml"
+    path.write_text("\n".join((*lines, *tables)))
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    given = ["--config", str(path), "--prompt", "a"]
+    assert config_from(parser.parse_args(given)) == config
+    overridden = config_from(parser.parse_args([*given, "--mask-policy", "auto", "--batch-size", "2"]))
+    assert overridden == dataclasses.replace(config, mask_policy="auto", max_batch_size=2)
