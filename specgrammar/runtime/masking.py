@@ -96,9 +96,15 @@ class MaskPolicy(Protocol):
 
 @dataclass(frozen=True)
 class EagerMasking:
-    """Mask every live node's row, then accept: the grammar's work is done under the forward."""
+    """Mask every live node's row, then accept: the grammar's work is done under the forward.
+
+    Attributes:
+        parts: what it works with.
+        why: why it is used although `auto` was asked for; empty where it was not.
+    """
 
     parts: MaskParts
+    why: str = ""
 
     def verify(self, step: LaunchedStep) -> Verified:
         """See `MaskPolicy`."""

@@ -53,7 +53,7 @@ def mask_policy(choice: MaskPolicyChoice, parts: MaskParts, target: TargetModel,
     if choice == "lazy" and reason:
         raise ConfigError(f"mask_policy 'lazy': {reason}; use 'eager' or 'auto'")
     if choice == "eager" or reason:
-        return EagerMasking(parts)
+        return EagerMasking(parts, "" if choice == "eager" else reason)
     return LazyMasking(parts) if choice == "lazy" else AutoMasking(parts, agree)
 
 
@@ -76,7 +76,9 @@ class Trials:
     @property
     def costs(self) -> dict[PolicyName, float]:
         """Seconds for what a lazy step commits: medians, without the first step of each, which warms up."""
-        medians = {name: statistics.median(spent[1:] or spent) for name, spent in self.seconds.items() if spent}
+        medians: dict[PolicyName, float] = {
+            name: statistics.median(spent[1:] or spent) for name, spent in self.seconds.items() if spent
+        }
         if "eager" in medians and self.num_tokens:
             medians["eager"] /= 1 + self.num_lost / self.num_tokens
         return medians
@@ -121,8 +123,10 @@ class AutoMasking:
 
 def describe(policy: MaskPolicy) -> str:
     """Which policy is used and why, in one line."""
+    if isinstance(policy, EagerMasking):
+        return f"eager: {policy.why}" if policy.why else "eager"
     if not isinstance(policy, AutoMasking):
-        return "lazy" if isinstance(policy, LazyMasking) else "eager"
+        return "lazy"
     said = []
     for size, trials in sorted(policy.trials.items()):
         costs = ", ".join(f"{name} {1e3 * spent:.2f} ms" for name, spent in sorted(trials.costs.items()))
