@@ -122,14 +122,15 @@ class Raw:
         mask = Eager(self.backend, self.rings).builder(scene, grammars)()
         live, num_rows = mask.status == NodeStatus.LIVE, mask.num_rows
         mask.discard()
-        rows = touched_rows(num_rows, grammars.vocabulary)
+        rows = touched_rows(num_rows + 1, grammars.vocabulary)  # the last one for fills that nobody reads
         record = {"xgrammar": _record_xgrammar, "llguidance": _record_llguidance}[self.backend]
         calls = record(scene, grammars, live, rows)
+        filled = rows[:-1]
 
         def step() -> NDArray[np.int32]:
             for call, arguments in calls:
                 call(*arguments)
-            return rows  # what the calls know by its address only
+            return filled  # what the calls know by its address only
 
         return step
 
@@ -158,10 +159,6 @@ class Memset:
 def touched_rows(num_rows: int, vocabulary: Vocabulary) -> NDArray[np.int32]:
     """Bitmask memory whose pages are mapped already, as a persistent buffer's are."""
     return np.full((num_rows, vocabulary.num_words), -1, np.int32)
-
-
-def _fill_by_a_copy(matcher: Any, address: int, width: int) -> None:
-    matcher.deep_copy().unsafe_compute_mask_ptr(address, width)
 
 
 Call = tuple[Callable[..., object], tuple[Any, ...]]
@@ -219,20 +216,28 @@ def _record_xgrammar(
 def _record_llguidance(
     scene: Scene, grammars: Grammars, live: NDArray[np.bool_], rows: NDArray[np.int32]
 ) -> list[Call]:
+    """With the fills that every right use needs before it turns off a path: see `LLGuidanceMatcher`."""
     address, width = rows.ctypes.data, rows.strides[0]
+    unread = address + (len(rows) - 1) * width
     calls: list[Call] = []
     row = 0
     for index, request in enumerate(scene.requests):
         matcher = grammars.compiled("llguidance", request.document.schema).template.deep_copy()
         assert matcher.try_consume_tokens(list(request.committed)) == request.position
+        depth = filled_at = 0
         for what, number in live_walk(scene.tree, index, live):
             match what:
                 case "accept":
+                    if filled_at > depth:
+                        calls.append((matcher.unsafe_compute_mask_ptr, (unread, width)))
+                        filled_at = depth
                     calls.append((matcher.try_consume_tokens, ([number],)))
+                    depth += 1
                 case "fill":
-                    # A copy each, as every right use needs: a matcher's mask outlives its rollback.
-                    calls.append((_fill_by_a_copy, (matcher, address + row * width, width)))
+                    calls.append((matcher.unsafe_compute_mask_ptr, (address + row * width, width)))
                     row += 1
+                    filled_at = depth
                 case _:
                     calls.append((matcher.rollback, (number,)))
+                    depth -= number
     return calls
