@@ -1,0 +1,131 @@
+"""A target model that lives on a device's stream: nothing of what it does is done when its call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specgrammar.protocols.grammar import Vocabulary
+from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
+from specgrammar.protocols.staging import Device, Launched
+from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.trees.tree import DraftTree, HostTree
+from tests.toy_engine import NUM_COLUMNS, toy_logits
+from tests.toys import VOCABULARY
+
+NUM_TEXTS = 16
+
+
+@cache
+def _logits_behind(last: tuple[int, ...]) -> torch.Tensor:
+    return toy_logits(last)
+
+
+def logits_behind(tokens: Sequence[int]) -> torch.Tensor:
+    """The toy's logits behind some tokens, kept; do not write to them."""
+    return _logits_behind(tuple(tokens[-3:]))
+
+
+@dataclass
+class LateTarget:
+    """The toy model, whose cache and forwards are the stream's.
+
+    A forward reads the tree that the device has: root and drafts are what it finds there when it runs, and a
+    tree of another history gives other logits. Then it works in the memory of the device's tree, as captured
+    graphs do, so that a copy which is issued behind it finds other tokens.
+    """
+
+    device: Device
+    max_length: int | None = None
+    max_batch_size: int | None = None
+    supports_resample: bool = True
+    cache: dict[str, list[int]] = field(default_factory=dict)
+    works: list[Launched[None]] = field(default_factory=list)
+    _verified: HostTree | None = None
+
+    def add(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Cache all tokens but the last."""
+        cached = list(tokens[:-1])
+
+        def prefill() -> None:
+            assert request_id not in self.cache, "prefilled twice"
+            self.cache[request_id] = cached
+
+        self.works.append(self.device.launch(prefill, "prefill"))
+
+    def verify(self, batch: DecodeBatch, tree: DraftTree) -> Launched[torch.Tensor]:
+        """Launch a forward over every node; it fails if the cache is not the committed history."""
+        requests = [(view.request_id, list(view.tokens)) for view in batch.requests]
+
+        def forward() -> torch.Tensor:
+            self._verified = host = _as_it_is_now(tree)
+            parents = host.parents().tolist()
+            rows = []
+            for b, (request_id, history) in enumerate(requests):
+                cached, nodes = self.cache[request_id], host.request_slice(b)
+                assert [*cached, history[-1]] == history, "the cache is not the history"
+                contexts: list[list[int]] = []
+                for token, parent in zip(host.draft_tokens[nodes].tolist(), parents[nodes], strict=True):
+                    contexts.append([*(contexts[parent] if parent >= 0 else cached[-3:]), token])
+                    rows.append(logits_behind(contexts[-1]) if token >= 0 else torch.zeros(NUM_COLUMNS))
+            if tree.host is None:
+                _work_in(tree)
+            return torch.stack(rows)
+
+        return self.device.launch(forward, "forward")
+
+    def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
+        """Keep the root and the accepted nodes."""
+        requests = [view.request_id for view in batch.requests]
+
+        def keep() -> None:
+            assert self._verified is not None
+            for b, request_id in enumerate(requests):
+                tokens = self._verified.draft_tokens[self._verified.request_slice(b)]
+                self.cache[request_id] += tokens[paths.accept_index[b, : paths.accept_length[b] + 1]].tolist()
+
+        self.works.append(self.device.launch(keep, "commit"))
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request."""
+
+        def forget() -> None:
+            self.cache.pop(request_id, None)
+
+        self.works.append(self.device.launch(forget, "remove"))
+
+
+def parts_of(tree: DraftTree) -> list[torch.Tensor]:
+    """Tokens, first children and siblings on the device."""
+    parts = (tree.device.draft_tokens, tree.device.retrieve_next_token, tree.device.retrieve_next_sibling)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def _as_it_is_now(tree: DraftTree) -> HostTree:
+    if tree.host is not None:
+        return tree.host
+    parts: list[NDArray[np.int64]] = [part.numpy().copy() for part in parts_of(tree)]
+    return HostTree(tree.cu_nodes, *parts)
+
+
+def _work_in(tree: DraftTree) -> None:
+    tokens = parts_of(tree)[0]
+    tokens.copy_(torch.where(tokens < 0, tokens, (tokens + 1) % NUM_TEXTS))
+
+
+@dataclass
+class LateAdapter:
+    """What the engine asks of a model runtime."""
+
+    device: Device
+    target: LateTarget
+    vocabulary: Vocabulary = VOCABULARY
+
+    def load_drafter(self, name: str) -> CausalDrafter:
+        """There is no draft model."""
+        raise AssertionError(name)
