@@ -2,13 +2,13 @@
 
     python -m benchmarks.overlap
 
-*Real*: SmolLM2-135M-Instruct in float32 on the first BFCL prompts with their schemas, `ngram`, eager masks: tokens
-per second on the device `cpu-stream` (forwards beside the host) over the device `cpu` (one after the other), in
-turns.
+*Real*: SmolLM2-135M-Instruct in float32 on the first BFCL prompts with their schemas, `ngram`, eager masks:
+tokens per second on the device `cpu-stream` (forwards beside the host) over the device `cpu` (one after the
+other), in turns.
 
-*Given*: a forward that takes 5, 10 or 20 ms on the stream, the 128k vocabulary of Llama-3, draft trees of 16 nodes.
-The bubble is the time from the end of the forward to a mask that is ready: with overlap the host builds it under
-the forward, without it builds it behind. It is what a device would wait for.
+*Given*: a forward that takes 5, 10 or 20 ms on the stream, the 128k vocabulary of Llama-3, draft trees of 16
+nodes. The bubble is the time from the end of the forward to a mask that is ready: with overlap the host builds it
+under the forward, without it builds it behind. It is what a device would wait for.
 """
 
 from __future__ import annotations

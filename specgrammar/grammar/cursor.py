@@ -75,6 +75,11 @@ class Cursor:
                 return index
         return -1
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that are not settled."""
+        return len(self._trail)
+
     def restore(self) -> None:
         """Undo every step since the last `settle`, in one rollback of the matcher."""
         self.undo(len(self._trail))

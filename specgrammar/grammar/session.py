@@ -97,10 +97,11 @@ class GrammarSession:
             in_range = range(self.vocabulary.vocab_size)
             return next((i for i, token in enumerate(drafts[:num_open]) if token not in in_range), num_open)
         with self._failing_alone():
+            before = self.cursor.num_steps
             try:
                 return self.cursor.step_all(drafts[:num_open])
             finally:
-                self.cursor.restore()
+                self.cursor.undo(self.cursor.num_steps - before)
         return 0
 
     def fill(self, tree: HostTree, bitmask: NDArray[np.int32]) -> NDArray[np.int8]:

@@ -21,10 +21,13 @@ def check_parts(backend: GrammarBackend, algorithm: SpecAlgorithm, target: Targe
 
 def _check_rollback(backend: GrammarBackend, algorithm: SpecAlgorithm, config: Config) -> None:
     limit = backend.facts.max_rollback
-    if limit is not None and algorithm.topology.max_depth > limit:
+    # Lazy masking moves over the bonus token, too, before anything is committed.
+    depth = algorithm.topology.max_depth + (config.mask_policy != "eager")
+    if limit is not None and depth > limit:
         raise ConfigError(
             f"backend {config.backend!r} can undo {limit} tokens, but algorithm {config.algorithm!r} drafts "
-            f"{algorithm.topology.max_depth} deep; lower its depth or use another backend"
+            f"{algorithm.topology.max_depth} deep and mask policy {config.mask_policy!r} needs {depth}; lower "
+            "the depth, take the policy 'eager' or use another backend"
         )
 
 

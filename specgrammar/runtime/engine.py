@@ -111,13 +111,19 @@ class Engine:
 
     @classmethod
     def build(
-        cls, config: Config, adapter: EngineAdapter, *, agree_joins: AgreeJoins = lambda numbers: numbers
+        cls,
+        config: Config,
+        adapter: EngineAdapter,
+        *,
+        agree: Agree = lambda choice: choice,
+        agree_joins: AgreeJoins = lambda numbers: numbers,
     ) -> Engine:
         """Create backend and algorithm by the names in `config`.
 
         Args:
             config: names and options.
             adapter: a loaded model, e.g. `TransformersAdapter.load()`.
+            agree: see `Engine`.
             agree_joins: see `Engine`.
         """
         if not isinstance(config, Config):
@@ -126,7 +132,7 @@ class Engine:
             raise ConfigError(f"Engine.build: {adapter!r} is no adapter; pass e.g. TransformersAdapter.load()")
         backend = create(BACKENDS, config.backend, adapter.vocabulary, **config.backend_options)
         algorithm = create(ALGORITHMS, config.algorithm, **config.algorithm_options)
-        return cls(adapter, backend, algorithm, config, agree_joins=agree_joins)
+        return cls(adapter, backend, algorithm, config, agree=agree, agree_joins=agree_joins)
 
     def add(self, request: Request) -> None:
         """Queue a request; it joins when its grammar is compiled and there is room, in order among those.
@@ -187,16 +193,15 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Let requests join, decode once, and return those that are finished."""
-        outputs = self._settle()
+        self._due += self._settle()  # what is due is not lost where the step fails
         self._admit()
-        outputs += self._due
-        self._due = []
         if self._running:
             batch = self._batch()
             logprobs = any(running.request.logprobs for running in self._running.values())
             decode_step(self._parts, batch, want_logprobs=logprobs)
             self._step += 1
-            outputs += self._settle()
+            self._due += self._settle()
+        outputs, self._due = self._due, []
         return outputs
 
     def generate(self, requests: Iterable[Request]) -> Iterator[RequestOutput]:

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specgrammar.errors import SpecGrammarError
 from specgrammar.grammar.build import build_grammar_mask
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary
@@ -52,8 +53,6 @@ class LazyMasking:
         parts, span = self.parts, self.parts.trace.span
         with span("barrier"):
             parts.ledger.advance_pending()
-            for session in step.sessions:
-                session.advance()  # takes back the moves of a step whose result never came
         tree = step.staged.resolve()
         validate_tree(tree)
         guarded = [not request.sampling.truncates for request in step.batch.requests]
@@ -61,13 +60,14 @@ class LazyMasking:
         if all(guarded):
             with span("wait"):
                 logits = step.pending.wait()
+            _check_shape(logits, tree)
             logits[:, parts.vocabulary.vocab_size :] = -torch.inf
             num_rows = 0
         else:
             logits, num_rows = self._mask_the_others(step, tree, guarded, status)
         capacity = tree.num_nodes if step.want_logprobs else tree.bs
         with span("accept"), SecondDraws(parts, capacity, tree.num_nodes, logits) as second:
-            walk = self.walk_type(tree, logits, status, step, second)
+            walk = self.walk_type(tree, logits, status, step, guarded, second)
             walk.run()
             paths = walk.paths()
         return Verified(paths, status, num_rows + second.num_rows, walk.num_cut)
@@ -111,6 +111,13 @@ def open_status(tree: HostTree, sessions: Sequence[GrammarSession], vocabulary: 
         if session.finish is not None:
             status[tree.request_slice(request)] = NodeStatus.PADDING
     return status
+
+
+def _check_shape(logits: torch.Tensor, tree: HostTree) -> None:
+    if logits.dim() != 2 or len(logits) != tree.num_nodes:
+        raise SpecGrammarError(
+            f"logits have shape {tuple(logits.shape)}; expected a row for each of {tree.num_nodes} nodes"
+        )
 
 
 def _over(vocabulary: Vocabulary) -> GrammarSession:

@@ -60,6 +60,7 @@ class LazyWalk:
         logits: torch.Tensor,
         status: NDArray[np.int8],
         step: LaunchedStep,
+        guarded: Sequence[bool],
         second: SecondDraws,
     ) -> None:
         """Draw what is drawn at once.
@@ -69,6 +70,7 @@ class LazyWalk:
             logits: `[num_nodes, columns]`; rows of requests that truncate are masked already.
             status: int8 `[num_nodes]`: FREE where the grammar is to be asked.
             step: the sessions, the sampling parameters, and whether log-probabilities are wanted.
+            guarded: for each request, whether the grammar is asked; the others' rows are masked.
             second: fills rows and brings them to the logits.
         """
         starts = node_starts(tree.cu_nodes)
@@ -79,7 +81,8 @@ class LazyWalk:
         self._first_child = flat_links(tree.retrieve_next_token, starts).tolist()
         self._sibling = flat_links(tree.retrieve_next_sibling, starts).tolist()
         self._table = SamplingTable.of([request.sampling for request in step.batch.requests])
-        self._guarded = [not request.sampling.truncates for request in step.batch.requests]
+        self._guarded = guarded
+        self._num_tokens = np.array([request.num_tokens for request in step.batch.requests], np.int64)
         self._num_sure = np.zeros(tree.num_nodes, np.int64)
         self._best = np.empty((tree.num_nodes, 0), np.int64)
         self._paths = [Path() for _ in step.sessions]
@@ -95,7 +98,7 @@ class LazyWalk:
             return list(to_host(greedy_tokens(self._logits)).tolist()) if self._table.greedy.all() else None
         request = np.repeat(np.arange(tree.bs), np.diff(tree.cu_nodes))
         table = self._table.take(request)
-        positions = self._num_tokens()[request] + tree.depths()
+        positions = self._num_tokens[request] + tree.depths()
         best, num_sure = top_tokens(self._logits, table, positions, NUM_BEST)
         self._best, self._num_sure = to_host(best), to_host(num_sure)
         drawn = self._best[:, 0].copy()
@@ -111,6 +114,7 @@ class LazyWalk:
         for request, root in enumerate(self._roots):
             if self._status[root] in (_LIVE, _FREE):
                 self._walk(request, root)
+        self._second.apply()
         for request, token in zip(self._refused, self._draw_again(self._refused), strict=True):
             path = self._paths[request]
             path.tokens[-1] = token
@@ -131,7 +135,7 @@ class LazyWalk:
     def _walk(self, request: int, node: int) -> None:
         path, session = self._paths[request], self._step.sessions[request]
         while True:
-            nodes, tokens = self._ahead(request, node)
+            nodes, tokens = self._along_the_draws(request, node)
             if self._guarded[request]:
                 if self._step.want_logprobs:
                     self._second.fill(session, node)
@@ -150,7 +154,7 @@ class LazyWalk:
                 return
             node = child
 
-    def _ahead(self, request: int, node: int) -> tuple[list[int], list[int]]:
+    def _along_the_draws(self, request: int, node: int) -> tuple[list[int], list[int]]:
         """The nodes that the draws lead through from a node, and the token drawn at each.
 
         Only the node itself if nodes are drawn one by one, or their rows are wanted on the way.
@@ -179,13 +183,13 @@ class LazyWalk:
         if not self._second.offers(node):
             return -1
         if self._second.at_once:
+            self._second.apply()
             return self._draw_again([request])[0]
         self._refused.append(request)
         return -1
 
     def _draw_again(self, requests: Sequence[int]) -> list[int]:
-        """Draws at the last nodes of some requests, whose rows are masked before."""
-        self._second.apply()
+        """Draws at the last nodes of some requests, whose rows are masked now."""
         if not requests:
             return []
         paths = [self._paths[request] for request in requests]
@@ -202,7 +206,7 @@ class LazyWalk:
     def _draw(self, requests: Sequence[int], nodes: Sequence[int], depths: Sequence[int]) -> list[int]:
         """What the target draws at some nodes, as their rows are now."""
         request = np.array(requests)
-        table, positions = self._table.take(request), self._num_tokens()[request] + np.array(depths)
+        table, positions = self._table.take(request), self._num_tokens[request] + np.array(depths)
         if self._logits.device.type == "cpu":  # a few rows: copying them would cost more than the calls
             return [
                 int(sample_tokens(self._logits[node : node + 1], table.take(one), positions[one]))
@@ -217,9 +221,6 @@ class LazyWalk:
         while child >= 0 and self._tokens[child] != token:
             child = self._sibling[child]
         return child
-
-    def _num_tokens(self) -> NDArray[np.int64]:
-        return np.array([request.num_tokens for request in self._step.batch.requests], np.int64)
 
     def _logprobs(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         counts = [len(path.tokens) for path in self._paths]

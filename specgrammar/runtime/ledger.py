@@ -74,7 +74,6 @@ class Ledger:
         self.entries: dict[str, Entry] = {}
         self.num_stale = 0
         self._published: deque[StepResult] = deque()
-        self._kept: dict[str, GrammarSession] = {}
 
     def join(self, request_id: str, prompt_tokens: Sequence[int], session: GrammarSession, step: int) -> Entry:
         """Start to keep a request's books, from `step` on."""
@@ -94,7 +93,6 @@ class Ledger:
     def leave(self, request_id: str) -> None:
         """Forget a request; results that are still queued for it are dropped as stale."""
         self.entries.pop(request_id, None)
-        self._kept.pop(request_id, None)
 
     def publish(self, result: StepResult) -> None:
         """Queue a step's result."""
@@ -119,23 +117,25 @@ class Ledger:
         return commits
 
     def advance_pending(self) -> None:
-        """The barrier: move the grammars over what their histories kept. Idempotent."""
+        """The barrier: move the grammars to where their histories are. Idempotent.
+
+        Moves that were made ahead for a result that never came (lazy masking, a step that failed) are undone.
+        """
         self.resolve()
-        for session in self._kept.values():
-            session.advance()
-        self._kept.clear()
+        for entry in self.entries.values():
+            entry.session.advance()
 
     def _apply(self, entry: Entry, result: RequestResult) -> Commit:
         session = entry.session
         num_kept = session.keep(result.tokens)
         if session.finish is None and not result.has_bonus:
+            session.advance()  # an error stops the grammar, and it moves by what the history kept
             session.fail(_no_token(len(session.output)))
         kept = result.tokens[:num_kept]
         entry.tokens.extend(kept)
         entry.num_verify_steps += 1
         if result.logprobs is not None:
             entry.logprobs.extend(result.logprobs[:num_kept])
-        self._kept[result.request_id] = session
         num_accepted = min(num_kept, len(result.tokens) - result.has_bonus)
         return Commit(
             result.request_id, kept, result.num_draft_tokens, num_accepted, session.finish is not None

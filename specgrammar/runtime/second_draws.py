@@ -54,8 +54,10 @@ class SecondDraws:
         if self._filled is None:
             return
         with self._parts.trace.span("resample"):
-            (rows, slot), self._filled = self._filled, None
-            with GrammarMask(rows, slot, self._parts.device, self._parts.vocabulary.vocab_size) as mask:
+            vocab_size = self._parts.vocabulary.vocab_size
+            mask = GrammarMask(*self._filled, self._parts.device, vocab_size)
+            self._filled = None
+            with mask:
                 self.num_rows += mask.num_rows
                 mask.upload()
-                mask.apply(self._logits)
+                mask.apply(self._logits[:, :vocab_size])  # the padded columns of all nodes are masked already

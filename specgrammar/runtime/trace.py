@@ -32,8 +32,9 @@ class Trace:
         num_steps: target forwards.
         num_draft_tokens: draft tokens verified, roots and padding not counted.
         num_accepted: of these, those on an accepted path.
-        num_rejected_by_grammar: of these, those that are illegal or below an illegal one.
-        num_mask_rows: bitmask rows filled and uploaded.
+        num_rejected_by_grammar: of these, those that are illegal or below an illegal one, as far as the grammar
+            was asked: lazily masked steps ask it about the target's path alone.
+        num_mask_rows: bitmask rows filled.
         num_stale_drafts: drafts dropped because they were made for another step.
         timeline: keeps every span and step; None, the default, keeps none.
     """
@@ -73,7 +74,7 @@ class Trace:
 
     @property
     def num_rejected_by_target(self) -> int:
-        """Legal drafts that the target did not take."""
+        """The other drafts that the target did not take; of lazily masked steps all."""
         return self.num_draft_tokens - self.num_accepted - self.num_rejected_by_grammar
 
     def count(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -19,6 +19,7 @@ from tests.toy_engine import NUM_COLUMNS, toy_logits
 from tests.toys import VOCABULARY
 
 NUM_TEXTS = 16
+OUT_OF_MEMORY = "out of memory"
 
 
 @cache
@@ -46,10 +47,13 @@ class LateTarget:
     supports_resample: bool = True
     cache: dict[str, list[int]] = field(default_factory=dict)
     works: list[Launched[None]] = field(default_factory=list)
+    is_full: Callable[[], bool] = lambda: False
     _verified: HostTree | None = None
 
     def add(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Cache all tokens but the last."""
+        """Cache all tokens but the last; fails where `is_full` says so."""
+        if self.is_full():
+            raise RuntimeError(OUT_OF_MEMORY)
         cached = list(tokens[:-1])
 
         def prefill() -> None:

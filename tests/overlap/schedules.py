@@ -1,8 +1,9 @@
 """Schedules: what users and a stream do to an engine, and what has to come out whatever they do.
 
-`run_schedule` plays one, drawn number by number from a `Choose`. Requests are added at any step, aborted,
-preempted and resumed; forwards, copies and drafts run late; some drafts are of a step before. Every request's
-output must be that of the request alone on a device where all is done at once.
+`run_schedule` plays one, drawn number by number from a `Choose`. Requests are added at any step, under ids that
+others had before, refused by a cache that is full, aborted, preempted and resumed; forwards, copies and drafts
+run late; some drafts are of a step before. Every request's output must be that of the request alone on a device
+where all is done at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from random import Random
 from typing import get_args
 
@@ -26,7 +28,7 @@ from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.spec.none import NoSpeculation
 from specgrammar.testing.delayed_device import DelayedDevice
-from tests.overlap.late_target import LateAdapter, LateTarget
+from tests.overlap.late_target import OUT_OF_MEMORY, LateAdapter, LateTarget
 from tests.overlap.producers import Choose, DeviceDrafts, LateProducer, SometimesLate
 from tests.overlap.requests import REQUESTS
 from tests.toy_engine import ToyAdapter, join_in_order
@@ -69,9 +71,10 @@ class Play:
 
     Attributes:
         engine: over a `LateTarget` on `device`.
-        numbers: of the pool, by request id.
-        aborted: ids.
-        outputs: by request id.
+        numbers: of the pool, of each request in the order in which they were added.
+        in_flight: the request that has an id now; ids are used again as soon as they are free.
+        aborted: requests.
+        outputs: by request.
         entries: the books of every request that was seen running.
         counts: how often what was done.
     """
@@ -81,10 +84,11 @@ class Play:
     device: DelayedDevice
     backend: str
     choose: Choose
-    numbers: dict[str, int] = field(default_factory=dict)
-    aborted: set[str] = field(default_factory=set)
-    outputs: dict[str, RequestOutput] = field(default_factory=dict)
-    entries: dict[str, Entry] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)
+    in_flight: dict[str, int] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)
+    outputs: dict[int, RequestOutput] = field(default_factory=dict)
+    entries: dict[int, Entry] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> None:
@@ -103,7 +107,7 @@ class Play:
             elif operation == 4 and self.engine._running:
                 self._preempt(self._one_of(sorted(self.engine._running)))
             elif operation == 5 and not self.choose(3):
-                self._abort(self._one_of(sorted(self.numbers)))
+                self._abort(str(self.choose(_MOST_REQUESTS)))
             else:
                 self._step()
 
@@ -111,38 +115,43 @@ class Play:
         return ids[self.choose(len(ids))]
 
     def _add(self) -> None:
-        request_id = str(len(self.numbers))
-        number = self.numbers[request_id] = self.choose(len(REQUESTS))
-        self.engine.add(replace(REQUESTS[number], request_id=request_id))
+        request_id = next(name for name in map(str, count()) if name not in self.in_flight)
+        self.in_flight[request_id] = len(self.numbers)
+        self.numbers.append(self.choose(len(REQUESTS)))
+        self.engine.add(replace(REQUESTS[self.numbers[-1]], request_id=request_id))
 
     def _preempt(self, request_id: str) -> None:
         self.engine.preempt(request_id)
         self.counts["preempted"] += request_id in self.engine._preempted
 
     def _abort(self, request_id: str) -> None:
-        self.counts["aborted"] += request_id not in self.aborted | set(self.outputs)
         self.counts["aborted while away"] += request_id in self.engine._preempted
         self.engine.abort(request_id)
-        self.aborted.add(request_id)
+        if request_id in self.in_flight:
+            self.counts["aborted"] += 1
+            self.aborted.add(self.in_flight[request_id])
 
     def _step(self) -> None:
         before = set(self.engine._running)
         for output in self.engine.step():
-            assert output.request_id not in self.outputs, "a request ended twice"
-            self.outputs[output.request_id] = output
-        self.entries |= self.engine._parts.ledger.entries
+            assert output.request_id in self.in_flight, "a request ended twice"
+            self.outputs[self.in_flight.pop(output.request_id)] = output
+        for request_id, entry in self.engine._parts.ledger.entries.items():
+            self.entries[self.in_flight[request_id]] = entry
         joined = set(self.engine._running) - before
         self.counts["steps"] += 1
         self.counts["mixed"] += bool(joined and before & set(self.engine._running))
         self.counts["together"] += len(self.engine._running) > 1
 
     def check_outputs(self) -> None:
-        """Every request came out once, with what it comes to alone; an aborted one with a beginning of that."""
-        assert set(self.outputs) == set(self.numbers), "a request is missing"
-        for request_id, output in self.outputs.items():
-            expected = alone(self.backend, self.numbers[request_id])
-            if output.finish_reason == "abort":
-                assert request_id in self.aborted, "ended as aborted, which it was not"
+        """Every request came out once, with what it comes to alone; one that was cut short with a beginning."""
+        assert len(self.outputs) == len(self.numbers), "a request is missing"
+        for request, output in self.outputs.items():
+            expected = alone(self.backend, self.numbers[request])
+            is_refused = OUT_OF_MEMORY in (output.error or "")
+            if output.finish_reason == "abort" or is_refused:
+                assert is_refused or request in self.aborted, "ended as aborted, which it was not"
+                self.counts["refused"] += is_refused
                 num_tokens = len(output.token_ids)
                 assert output.token_ids == expected.token_ids[:num_tokens], "not a beginning of its tokens"
                 continue
@@ -159,7 +168,7 @@ class Play:
             work.value()
         assert not self.target.cache, "requests are left in the target's cache"
         ledger = self.engine._parts.ledger
-        assert not [*ledger.entries, *ledger._kept, *ledger._published], "requests are left in the ledger"
+        assert not [*ledger.entries, *ledger._published], "requests are left in the ledger"
         assert not any(slot.held for slot in ring_of(self.engine)._slots), "a slot is held"
         assert not self.engine.has_work
         for entry in self.entries.values():
@@ -217,7 +226,7 @@ def run_schedule(choose: Choose, algorithm: str | None = None, policy: str | Non
     algorithm = algorithm or ALGORITHMS[choose(len(ALGORITHMS))]
     policy = policy or POLICIES[choose(len(POLICIES))]
     config = Config.from_dict({"backend": name, "mask_policy": policy, "max_batch_size": 1 + choose(4)})
-    target = LateTarget(device)
+    target = LateTarget(device, is_full=lambda: not choose(40))
     engine = Engine(
         LateAdapter(device, target),
         backend(name),

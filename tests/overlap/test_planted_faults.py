@@ -140,7 +140,7 @@ def test_the_step_skips_the_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("play", [ON_DEVICE, ON_HOST_LAZILY])
 def test_nobody_keeps_the_barrier(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lazy masking lets each session advance by itself; then the grammars of what ended tell."""
+    """Where the text does not tell, the grammars of what ended do."""
     monkeypatch.setattr(Ledger, "advance_pending", lambda _: None)
     assert_noticed(play, f"{OTHER_OUTPUT}|the grammar is (ahead of|behind) the history")
 

@@ -282,7 +282,9 @@ class ShortRollback:
 def test_invariant_10_a_tree_deeper_than_the_rollback_is_refused() -> None:
     deep, shallow = (create(ALGORITHMS, "chain", num_draft_tokens=n) for n in (3, 2))
     short: Any = ShortRollback(backend("xgrammar"))
-    Engine(ToyAdapter(), short, shallow, Config())
+    Engine(ToyAdapter(), short, shallow, Config(mask_policy="eager"))
+    with pytest.raises(ConfigError, match=r"policy 'lazy' needs 3"):
+        Engine(ToyAdapter(), short, shallow, Config(mask_policy="lazy"))
     with pytest.raises(ConfigError, match=r"can undo 2 tokens, but .* drafts 3 deep"):
         Engine(ToyAdapter(), short, deep, Config())
 

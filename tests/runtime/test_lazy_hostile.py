@@ -177,15 +177,12 @@ def test_a_backend_that_raises_ends_its_own_request(
 
 @pytest.mark.parametrize("loses_in", ["wait", "commit"])
 @pytest.mark.parametrize("device", DEVICES)
-@given(world=worlds, requests=request_lists(), lost=st.sets(st.sampled_from([2, 4, 6, 8]), min_size=1))
+@given(world=worlds, requests=request_lists(), lost=st.sets(st.integers(1, 8), min_size=1))
 @settings(max_examples=20, deadline=None)
 def test_a_lost_step_is_made_again(
     device: str, loses_in: str, world: World, requests: list[Request], lost: set[int]
 ) -> None:
-    """The target raised behind the walk, or before it: the grammars stand where the histories do.
-
-    No two steps in a row are lost: an output that is due in a lost step would be lost with it.
-    """
+    """The target raised behind the walk, or before it: the grammars stand where the histories do."""
     made = DEVICES[device](world.rng())
     engine = engine_of(world, "lazy", made, BACKEND["llguidance"], lost=lost, loses_in=loses_in)
     ours = outputs_of(engine, requests)
