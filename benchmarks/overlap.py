@@ -7,8 +7,8 @@ tokens per second on the device `cpu-stream` (forwards beside the host) over the
 other), in turns.
 
 *Given*: a forward that takes 5, 10 or 20 ms on the stream, the 128k vocabulary of Llama-3, draft trees of 16
-nodes. The bubble is the time from the end of the forward to a mask that is ready: with overlap the host builds it
-under the forward, without it builds it behind. It is what a device would wait for.
+nodes. The bubble is the time from the end of the forward to a mask that is ready: with overlap the host builds
+it under the forward, without it builds it behind. It is what a device would wait for.
 """
 
 from __future__ import annotations

@@ -175,16 +175,17 @@ def test_a_backend_that_raises_ends_its_own_request(
             check_same(mine, theirs)
 
 
+@pytest.mark.parametrize("policy", ["lazy", "auto"])
 @pytest.mark.parametrize("loses_in", ["wait", "commit"])
 @pytest.mark.parametrize("device", DEVICES)
 @given(world=worlds, requests=request_lists(), lost=st.sets(st.integers(1, 8), min_size=1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_lost_step_is_made_again(
-    device: str, loses_in: str, world: World, requests: list[Request], lost: set[int]
+    device: str, loses_in: str, policy: str, world: World, requests: list[Request], lost: set[int]
 ) -> None:
     """The target raised behind the walk, or before it: the grammars stand where the histories do."""
     made = DEVICES[device](world.rng())
-    engine = engine_of(world, "lazy", made, BACKEND["llguidance"], lost=lost, loses_in=loses_in)
+    engine = engine_of(world, policy, made, BACKEND["llguidance"], lost=lost, loses_in=loses_in)
     ours = outputs_of(engine, requests)
     for request_id, right in right_of(world, requests).items():
         check_same(ours[request_id], right)
