@@ -181,7 +181,7 @@ def test_a_backend_that_raises_ends_its_own_request(
 @given(world=worlds, requests=request_lists(), lost=st.sets(st.integers(1, 8), min_size=1))
 @settings(max_examples=12, deadline=None)
 def test_a_lost_step_is_made_again(
-    device: str, loses_in: str, policy: str, world: World, requests: list[Request], lost: set[int]
+    device: str, loses_in: str, policy: MaskPolicyChoice, world: World, requests: list[Request], lost: set[int]
 ) -> None:
     """The target raised behind the walk, or before it: the grammars stand where the histories do."""
     made = DEVICES[device](world.rng())
