@@ -33,14 +33,15 @@ class LLGuidanceMatcher:
     have ended, the state of the lexer, and whether a lexeme has begun. A rollback does not make it forget, so
     that of two siblings in a tree the second could get the mask of the first. Here a remembered mask always
     belongs to a place on one path with ours: above, here or below. `_mask_depth` is the place's number of text
-    tokens. A rollback leaves it above or below; only an accept can turn off the path to a place below, and then
-    the mask of our own place is computed first, which nobody reads.
+    tokens. A rollback leaves it above or below; only an accept can turn off the path to a place below, and
+    then the mask of our own place is computed first, which nobody reads.
 
-    On one path an equal key means an equal mask. A lexeme that ends appends a row to the parser's table; none is
-    changed later (what could, `stop` and `max_tokens`, cannot be rolled back and is refused), so with as many
-    rows two places have the same table, and the mask is a function of the table and of the rest of the key. Stop
-    tokens are set outside of what is remembered. Where only they are legal nothing is computed, but nothing lies
-    below either. A copy has the same memory of the same place; a matcher that is made again has none.
+    On one path an equal key means an equal mask. A lexeme that ends appends a row to the parser's table; none
+    is changed later (what could, `stop` and `max_tokens`, cannot be rolled back and is refused), so with as
+    many rows two places have the same table, and the mask is a function of the table and of the rest of the
+    key. Stop tokens are set outside of what is remembered. Where only they are legal nothing is computed, but
+    nothing lies below either. A copy has the same memory of the same place; a matcher that is made again has
+    none.
 
     A fill that fails (no token fits, or a limit is hit) poisons as well. The matcher is made again, and from
     then on copies fill and take the poison: they cost 0.03 us a token of the history, making it again 1 us.
