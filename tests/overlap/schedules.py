@@ -21,7 +21,9 @@ from specgrammar.config import Config
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.protocols.spec import Needs, SpecAlgorithm
 from specgrammar.runtime.engine import Engine
+from specgrammar.runtime.lazy import LazyMasking
 from specgrammar.runtime.ledger import Entry
+from specgrammar.runtime.masking import EagerMasking, MaskParts
 from specgrammar.runtime.policy import AutoMasking
 from specgrammar.runtime.request import RequestOutput
 from specgrammar.spec.chain import ChainAlgorithm
@@ -106,8 +108,8 @@ class Play:
                 self.counts["resumed"] += 1
             elif operation == 4 and self.engine._running:
                 self._preempt(self._one_of(sorted(self.engine._running)))
-            elif operation == 5 and not self.choose(3):
-                self._abort(str(self.choose(_MOST_REQUESTS)))
+            elif operation == 5 and self.choose(2):
+                self._abort(self._one_of([*sorted(self.in_flight), "nobody"]))
             else:
                 self._step()
 
@@ -169,7 +171,9 @@ class Play:
         assert not self.target.cache, "requests are left in the target's cache"
         ledger = self.engine._parts.ledger
         assert not [*ledger.entries, *ledger._published], "requests are left in the ledger"
-        assert not any(slot.held for slot in ring_of(self.engine)._slots), "a slot is held"
+        ring = mask_parts_of(self.engine).allocator
+        assert isinstance(ring, BitmaskRing)
+        assert not any(slot.held for slot in ring._slots), "a slot is held"
         assert not self.engine.has_work
         for entry in self.entries.values():
             session = entry.session
@@ -181,15 +185,16 @@ class Play:
 
 
 def _told(output: RequestOutput) -> tuple[object, ...]:
-    return output.token_ids, output.text, output.finish_reason, output.error, output.grammar_engaged
+    """All but the error's words: a dead end behind accepted drafts is told in others than one at a root."""
+    return output.token_ids, output.text, output.finish_reason, output.grammar_engaged
 
 
-def ring_of(engine: Engine) -> BitmaskRing:
-    """The engine's bitmask memory."""
+def mask_parts_of(engine: Engine) -> MaskParts:
+    """What the engine masks with."""
     masking = engine._parts.masking
-    ring = (masking._policies["eager"] if isinstance(masking, AutoMasking) else masking).parts.allocator  # type: ignore[attr-defined]  # every policy has them
-    assert isinstance(ring, BitmaskRing)
-    return ring
+    one = masking._policies["eager"] if isinstance(masking, AutoMasking) else masking
+    assert isinstance(one, EagerMasking | LazyMasking)
+    return one.parts
 
 
 def delays(choose: Choose) -> DelayedDevice:
@@ -235,6 +240,8 @@ def run_schedule(choose: Choose, algorithm: str | None = None, policy: str | Non
         agree=lambda _: ("eager", "lazy")[choose(2)],  # not what the clock says
         agree_joins=join_in_order,
     )
+    if (workers := mask_parts_of(engine).workers) is not None:  # as many as the schedule says, not the clock
+        workers.__dict__["num_threads"] = lambda _: 1 + choose(2)
     play = Play(engine, target, device, name, choose)
     play.run()
     play.check_outputs()
