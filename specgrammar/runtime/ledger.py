@@ -144,6 +144,6 @@ class Ledger:
 
 def _no_token(position: int) -> DeadEndError:
     return DeadEndError(
-        f"no token can follow output position {position}: every logit that the grammar allows is -inf or NaN; "
-        "check the model's outputs and that its logits cover the grammar's vocabulary"
+        f"no token can follow output position {position}: the grammar admits none, or all logits that it "
+        "allows are -inf or NaN; check that this vocabulary can spell what the grammar wants, then the model"
     )
