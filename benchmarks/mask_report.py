@@ -104,6 +104,8 @@ def draw(path: Path, cells: Sequence[Row]) -> None:
         print("no picture: it needs matplotlib (`pip install matplotlib`)", file=sys.stderr)
         return
     kinds = list(dict.fromkeys(cell["kind"] for cell in cells))
+    names = list(dict.fromkeys(name for cell in cells for name in cell["seconds"]))
+    color = dict(zip(names, pyplot.get_cmap("tab20").colors, strict=False))  # the same in all panels
     figure, axes = pyplot.subplots(1, len(kinds), figsize=(6 * len(kinds), 5), sharey=True, squeeze=False)
     for axis, kind in zip(axes[0], kinds, strict=True):
         chosen = [c for c in cells if c["kind"] == kind and c["vocabulary"] == cells[0]["vocabulary"]]
@@ -111,11 +113,11 @@ def draw(path: Path, cells: Sequence[Row]) -> None:
         for name in dict.fromkeys(name for cell in chosen for name in cell["seconds"]):
             points = [(c["num_live"], 1e3 * c["seconds"][name]) for c in chosen if name in c["seconds"]]
             style = {"ours": "-o", "lazy": "-o", "raw": ":"}.get(name.split()[0], "--")
-            axis.plot(*zip(*points, strict=True), style, markersize=3, label=name)
+            axis.plot(*zip(*points, strict=True), style, markersize=3, label=name, color=color.get(name))
         axis.set(xscale="log", yscale="log", xlabel="live nodes in the step", title=f"{kind} trees")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("milliseconds for a step")
-    axes[0][-1].legend(fontsize="x-small")
+    axes[0][-1].legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
