@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks.picture import load_pyplot
 from specgrammar.cli.table import table
 
 Row = Mapping[str, Any]
@@ -97,11 +96,8 @@ def write_json(
 
 def draw(path: Path, cells: Sequence[Row]) -> None:
     """Draw the first vocabulary's times over the size of the step; says so where there is no matplotlib."""
-    try:
-        import_module("matplotlib").use("Agg")
-        pyplot: Any = import_module("matplotlib.pyplot")
-    except ImportError:
-        print("no picture: it needs matplotlib (`pip install matplotlib`)", file=sys.stderr)
+    pyplot = load_pyplot()
+    if pyplot is None:
         return
     kinds = list(dict.fromkeys(cell["kind"] for cell in cells))
     names = list(dict.fromkeys(name for cell in cells for name in cell["seconds"]))

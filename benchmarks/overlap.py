@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from benchmarks.bfcl import load_bfcl
 from benchmarks.columns import Eager, Rings
 from benchmarks.documents import load_documents
 from benchmarks.grammars import Grammars
+from benchmarks.picture import load_pyplot
 from benchmarks.scenes import Corpus, Scene
 from benchmarks.vocabularies import load_vocabulary
 from specgrammar.cli.table import table
@@ -124,11 +124,8 @@ def measure_given(scene: Scene, grammars: Grammars, forward_ms: float, num_steps
 
 def draw(path: Path, given: Sequence[Given]) -> None:
     """Draw the bubbles over the batch; says so where there is no matplotlib."""
-    try:
-        import_module("matplotlib").use("Agg")
-        pyplot: Any = import_module("matplotlib.pyplot")
-    except ImportError:
-        print("no picture: it needs matplotlib (`pip install matplotlib`)", file=sys.stderr)
+    pyplot = load_pyplot()
+    if pyplot is None:
         return
     figure, axis = pyplot.subplots(figsize=(7, 5))
     for forward_ms in dict.fromkeys(cell.forward_ms for cell in given):

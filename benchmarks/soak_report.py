@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.picture import load_pyplot
 from specgrammar.cli.table import table
 
 WARM_UP = 0.25
@@ -198,11 +197,8 @@ def print_report(runs: Sequence[Run], machine: Mapping[str, Any]) -> None:
 
 def draw(path: Path, runs: Sequence[Run]) -> None:
     """Draw the steps' times, all windows; says so where there is no matplotlib."""
-    try:
-        import_module("matplotlib").use("Agg")
-        pyplot: Any = import_module("matplotlib.pyplot")
-    except ImportError:
-        print("no picture: it needs matplotlib (`pip install matplotlib`)", file=sys.stderr)
+    pyplot = load_pyplot()
+    if pyplot is None:
         return
     figure, axes = pyplot.subplots(1, len(_UNITS), figsize=(12, 5))
     labels = {"long": "tokens written by each request", "short": "earlier requests"}

@@ -87,10 +87,7 @@ class GrammarMask:
         slot = self._held_slot()
         if self._uploaded is None:
             raise SpecGrammarError("apply before upload: call mask.upload() first")
-        if logits.dim() != 2 or len(logits) != len(self.status):
-            raise SpecGrammarError(
-                f"logits have shape {tuple(logits.shape)}; expected a row for each of {len(self.status)} nodes"
-            )
+        check_logits(logits, len(self.status))
         logits[:, self.vocab_size :] = -torch.inf
         columns = min(logits.shape[1], self.vocab_size)
         rows, owners = slot.device_rows[: self.num_rows], slot.device_owners[: self.num_rows]
@@ -113,3 +110,11 @@ class GrammarMask:
         if self._slot is None:
             raise SpecGrammarError("this mask was applied or discarded; its memory belongs to a later step")
         return self._slot
+
+
+def check_logits(logits: torch.Tensor, num_nodes: int) -> None:
+    """Raise SpecGrammarError for logits that have not a row for each node."""
+    if logits.dim() != 2 or len(logits) != num_nodes:
+        raise SpecGrammarError(
+            f"logits have shape {tuple(logits.shape)}; expected a row for each of {num_nodes} nodes"
+        )

@@ -19,7 +19,7 @@ import torch
 
 from specgrammar.errors import SpecGrammarError
 from specgrammar.protocols.staging import WorkObserver
-from specgrammar.runtime.outcome import Outcome, observed
+from specgrammar.runtime.outcome import Outcome, observed, read_too_early
 
 T = TypeVar("T")
 
@@ -84,11 +84,7 @@ class StreamWork(Generic[T]):
     def value(self) -> T:
         """What it returned; raises SpecGrammarError before it is done."""
         if self._outcome is None:
-            what = repr(self._label) if self._label else "launched work"
-            raise SpecGrammarError(
-                f"the value of {what} was read before it was done; wait() for it, or read it in work that is "
-                "launched behind it"
-            )
+            raise read_too_early(self._label)
         return self._outcome.value()
 
     def wait(self) -> T:

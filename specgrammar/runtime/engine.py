@@ -148,6 +148,7 @@ class Engine:
             running.entry.session.abort()
         if request_id in self._preempted:
             self._due.append(self._preempted.pop(request_id).output())
+            self._resuming = [other for other in self._resuming if other != request_id]
         for _ in range(self._waiting.abort(request_id)):
             self._due.append(RequestOutput(request_id, "", (), "abort"))
 
@@ -240,7 +241,7 @@ class Engine:
 
     def _start(self, waiting: Waiting) -> Running:
         request = waiting.request
-        if request.request_id in self._running:
+        if request.request_id in self._running or request.request_id in self._preempted:
             raise ConfigError(f"request id {request.request_id!r} is in flight already; ids must be unique")
         with self.trace.span("compile"):
             session, weakened = self._admission.session(request, waiting.ticket)
@@ -250,9 +251,7 @@ class Engine:
         return Running(request, entry, weakened)
 
     def _go_on(self, request_id: str) -> None:
-        running = self._preempted.pop(request_id, None)
-        if running is None:
-            return  # aborted meanwhile
+        running = self._preempted.pop(request_id)
         try:
             with self.trace.span("prefill"):
                 self._parts.target.add(request_id, running.entry.tokens)

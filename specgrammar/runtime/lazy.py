@@ -30,12 +30,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specgrammar.errors import SpecGrammarError
-from specgrammar.grammar.build import build_grammar_mask
+from specgrammar.grammar.mask import check_logits
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary
 from specgrammar.runtime.lazy_walk import LazyWalk
-from specgrammar.runtime.masking import LaunchedStep, MaskParts, Verified
+from specgrammar.runtime.masking import LaunchedStep, MaskParts, Verified, mask_before_drawing
 from specgrammar.runtime.second_draws import SecondDraws
 from specgrammar.trees.tree import HostTree
 from specgrammar.trees.validate import validate_tree
@@ -60,7 +59,7 @@ class LazyMasking:
         if all(guarded):
             with span("wait"):
                 logits = step.pending.wait()
-            _check_shape(logits, tree)
+            check_logits(logits, tree.num_nodes)
             logits[:, parts.vocabulary.vocab_size :] = -torch.inf
             num_rows = 0
         else:
@@ -76,20 +75,9 @@ class LazyMasking:
         self, step: LaunchedStep, tree: HostTree, guarded: Sequence[bool], status: NDArray[np.int8]
     ) -> tuple[torch.Tensor, int]:
         """Mask the requests that truncate, before any draw; their statuses go to `status`."""
-        parts, span = self.parts, self.parts.trace.span
-        over = _over(parts.vocabulary)
+        over = _over(self.parts.vocabulary)
         sessions = [over if g else s for g, s in zip(guarded, step.sessions, strict=True)]
-        with span("build"):
-            mask = build_grammar_mask(
-                sessions, step.staged, parts.allocator, parts.device, parts.vocabulary, workers=parts.workers
-            )
-        with mask:
-            with span("upload"):
-                mask.upload()
-            with span("wait"):
-                logits = step.pending.wait()
-            with span("apply"):
-                mask.apply(logits)
+        logits, mask = mask_before_drawing(self.parts, step, sessions)
         others = ~np.repeat(np.array(guarded), np.diff(tree.cu_nodes))
         status[others] = mask.status[others]
         return logits, mask.num_rows
@@ -111,13 +99,6 @@ def open_status(tree: HostTree, sessions: Sequence[GrammarSession], vocabulary: 
         if session.finish is not None:
             status[tree.request_slice(request)] = NodeStatus.PADDING
     return status
-
-
-def _check_shape(logits: torch.Tensor, tree: HostTree) -> None:
-    if logits.dim() != 2 or len(logits) != tree.num_nodes:
-        raise SpecGrammarError(
-            f"logits have shape {tuple(logits.shape)}; expected a row for each of {tree.num_nodes} nodes"
-        )
 
 
 def _over(vocabulary: Vocabulary) -> GrammarSession:

@@ -15,7 +15,8 @@ from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.masking import LaunchedStep
 from specgrammar.runtime.second_draws import SecondDraws
-from specgrammar.spec.sampler import SamplingTable, greedy_tokens, sample_tokens, top_tokens
+from specgrammar.spec.sampler import greedy_tokens, sample_tokens, top_tokens
+from specgrammar.spec.sampling_table import SamplingTable
 from specgrammar.spec.walk import path_logprobs, rows_of, to_host
 from specgrammar.trees.ragged import flat_links, node_starts
 from specgrammar.trees.tree import HostTree

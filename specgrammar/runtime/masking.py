@@ -7,14 +7,16 @@ the grammar forbids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specgrammar.grammar.build import build_grammar_mask
+from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import Vocabulary
@@ -116,24 +118,7 @@ class EagerMasking:
             with span("resolve"):
                 step.staged.resolve()
 
-        with span("build"):
-            mask = build_grammar_mask(
-                step.sessions,
-                step.staged,
-                parts.allocator,
-                parts.device,
-                parts.vocabulary,
-                barrier=settle,
-                workers=parts.workers,
-            )
-        with mask:
-            with span("upload"):
-                mask.upload()
-            with span("apply"):  # launched: on a device whose work runs aside the host only waits for it
-                applied = parts.device.launch(lambda: mask.apply(step.pending.value()), "apply")
-            with span("wait"):
-                logits = step.pending.wait()
-                applied.wait() if logits.device.type == "cpu" else applied.value()
+        logits, mask = mask_before_drawing(parts, step, step.sessions, settle)
         with span("accept"):
             paths = accept(
                 step.staged.resolve(),
@@ -145,3 +130,32 @@ class EagerMasking:
                 want_logprobs=step.want_logprobs,
             )
         return Verified(paths, mask.status, mask.num_rows)
+
+
+def mask_before_drawing(
+    parts: MaskParts,
+    step: LaunchedStep,
+    sessions: Sequence[GrammarSession],
+    barrier: Callable[[], None] | None = None,
+) -> tuple[torch.Tensor, GrammarMask]:
+    """Build the mask of `sessions` under the forward, apply it behind; the masked logits, and the used mask."""
+    span = parts.trace.span
+    with span("build"):
+        mask = build_grammar_mask(
+            sessions,
+            step.staged,
+            parts.allocator,
+            parts.device,
+            parts.vocabulary,
+            barrier=barrier,
+            workers=parts.workers,
+        )
+    with mask:
+        with span("upload"):
+            mask.upload()
+        with span("apply"):  # launched: on a device whose work runs aside the host only waits for it
+            applied = parts.device.launch(lambda: mask.apply(step.pending.value()), "apply")
+        with span("wait"):
+            logits = step.pending.wait()
+            applied.wait() if logits.device.type == "cpu" else applied.value()
+    return logits, mask

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from specgrammar.errors import SpecGrammarError
 from specgrammar.protocols.staging import WorkObserver
 
 T = TypeVar("T")
@@ -39,6 +40,15 @@ class Outcome(Generic[T]):
     def done(self) -> bool:
         """Always."""
         return True
+
+
+def read_too_early(label: str) -> SpecGrammarError:
+    """The error for a value that the host asks for before the work is done."""
+    what = repr(label) if label else "launched work"
+    return SpecGrammarError(
+        f"the value of {what} was read before it was done; wait() for it, or read it in work that is launched "
+        "behind it"
+    )
 
 
 def observed(work: Callable[[], T], label: str, observer: WorkObserver | None) -> Callable[[], T]:

@@ -23,8 +23,10 @@ from specgrammar.protocols.spec import (
     Topology,
     TreeProducer,
 )
-from specgrammar.spec.lookup import Histories
+from specgrammar.spec.logs import Lanes
 from specgrammar.spec.options import check_match_lengths
+from specgrammar.spec.places import NgramPlaces
+from specgrammar.spec.requests import RequestHistories
 from specgrammar.trees.tree import DraftTree, HostTree, SampledProposals
 
 PROMPT_LOOKUP = "prompt_lookup"
@@ -107,24 +109,25 @@ class LookupProducer:
     def __init__(self, options: ChainAlgorithm) -> None:
         """No request yet."""
         self._options = options
-        self._histories = Histories(options.min_match, options.max_match, max_places=1)
+        self._places = NgramPlaces(options.min_match, options.max_match)
+        self._histories = RequestHistories(self._places)
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One chain per request, the root alone where nothing matches; see `TreeProducer`."""
-        return _tree(batch, [[view.tokens[-1], *self._draft(view)] for view in batch.requests])
+        drafts: list[list[int]] = [[] for _ in batch.requests]
+        if batch.requests:
+            lanes = Lanes.of(self._histories.update(batch.requests))
+            longest_first = self._places.find(lanes, self._places.contexts(lanes), 1)[0]
+            matched = np.flatnonzero((longest_first >= 0).any(axis=0))
+            place = longest_first[(longest_first[:, matched] >= 0).argmax(axis=0), matched]
+            copied = self._places.copy_from(lanes[matched], place, self._options.num_draft_tokens)
+            for request, tokens in zip(matched.tolist(), copied.T.tolist(), strict=True):
+                drafts[request] = tokens[: _num_draft_tokens(self._options, batch.requests[request])]
+        return _tree(batch, [[view.tokens[-1], *d] for view, d in zip(batch.requests, drafts, strict=True)])
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn what was committed."""
         self._histories.observe(commits)
-
-    def _draft(self, view: RequestView) -> list[int]:
-        history = self._histories.history(view)
-        context = history.context()
-        for length in range(self._options.max_match, self._options.min_match - 1, -1):
-            places = history.index.places(context, length)
-            if places:
-                return history.continuation(places[0], _num_draft_tokens(self._options, view))
-        return []
 
 
 class ModelProducer:

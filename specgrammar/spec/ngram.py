@@ -168,15 +168,11 @@ class NgramProducer:
     def _continuations(
         self, histories: Lanes, places: NDArray[np.int64], sources: NDArray[np.int16], depth: int
     ) -> NDArray[np.int32]:
-        """How the text went on at each place: int32 `[depth, voters, bs]`, -1 from where it ends.
-
-        In a history, what reaches the end goes on with what it has copied, so that a run or a cycle continues.
-        """
+        """How the text went on at each place: int32 `[depth, voters, bs]`, -1 from where the corpus ends."""
         continuations = np.full((depth, *places.shape), -1, dtype=np.int32)
         voter, request = np.nonzero((places >= 0) & (sources == _HISTORY))
-        place, own = places[voter, request], histories[request]
-        steps = np.arange(depth)[:, None] % (own.end - place)
-        continuations[:, voter, request] = self._places.tokens_at(own, place + steps)
+        copied = self._places.copy_from(histories[request], places[voter, request], depth)
+        continuations[:, voter, request] = copied
         if self._shared is not None:
             voter, request = np.nonzero(sources == _SHARED)
             continuations[:, voter, request] = self._shared.continuations(places[voter, request], depth)

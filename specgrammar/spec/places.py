@@ -149,6 +149,14 @@ class NgramPlaces:
         tokens: NDArray[np.int32] = self._tokens[lanes.slots(places)]
         return tokens
 
+    def copy_from(self, lanes: Lanes, places: NDArray[np.int64], length: int) -> NDArray[np.int32]:
+        """How logs without a limit went on at places: int32 `[length, lanes]`.
+
+        What reaches the end goes on with what it has copied, so that a run or a cycle continues.
+        """
+        steps = np.arange(length)[:, None] % (lanes.end - places)
+        return self.tokens_at(lanes, places + steps)
+
     def contexts(self, lanes: Lanes) -> NDArray[np.uint64]:
         """The keys of what logs, without a limit, end with: uint64 `[lengths, lanes]`."""
         return self._context_keys(lanes.start + lanes.end, lanes.end, _NO_CONTEXT)

@@ -17,7 +17,6 @@ so ties at the border are kept together and the most probable token always stays
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from specgrammar.spec.noise import Stream, gumbel, noise_keys
 from specgrammar.spec.sampling import SamplingParams
+from specgrammar.spec.sampling_table import SamplingTable
 
 _TOP_P_CANDIDATES = 1024
 """How many of the most probable tokens are sorted before a row is sorted whole (0.4 against 2.8 ms of 49k)."""
@@ -32,40 +32,6 @@ _CELLS = 2**22
 """How many logits are normalised or ranked at a time, which bounds the memory (42 bytes each with noise)."""
 _DEVICE_CELLS = 2**25
 """The same on a device, where many small launches would cost more than the memory (up to 1.4 GB with noise)."""
-
-
-@dataclass(frozen=True, eq=False)
-class SamplingTable:
-    """The sampling parameters of many rows, one array `[rows]` per field of `SamplingParams`."""
-
-    temperature: NDArray[np.float64]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    seed: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, params: Sequence[SamplingParams]) -> SamplingTable:
-        """The table of `params`, row by row."""
-        return cls(
-            temperature=np.array([p.temperature for p in params], dtype=np.float64),
-            top_k=np.array([p.top_k for p in params], dtype=np.int64),
-            top_p=np.array([p.top_p for p in params], dtype=np.float64),
-            min_p=np.array([p.min_p for p in params], dtype=np.float64),
-            seed=np.array([p.seed for p in params], dtype=np.int64),
-        )
-
-    def take(self, rows: NDArray[np.int64] | slice) -> SamplingTable:
-        """The table of `rows`, in their order."""
-        return SamplingTable(
-            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seed[rows]
-        )
-
-    @property
-    def greedy(self) -> NDArray[np.bool_]:
-        """Where the argmax is taken."""
-        greedy: NDArray[np.bool_] = self.temperature == 0
-        return greedy
 
 
 def truncate_probs(logits: torch.Tensor, params: Sequence[SamplingParams] | SamplingTable) -> torch.Tensor:

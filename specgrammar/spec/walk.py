@@ -19,13 +19,13 @@ from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.spec.noise import Stream, noise_keys
 from specgrammar.spec.rejection import Candidates, choose_candidates
 from specgrammar.spec.sampler import (
-    SamplingTable,
     greedy_tokens,
     gumbel_argmax,
     sample_tokens,
     token_logprobs,
     truncate_probs,
 )
+from specgrammar.spec.sampling_table import SamplingTable
 from specgrammar.trees.ragged import flat_links, node_starts
 from specgrammar.trees.tree import HostTree, SampledProposals
 

@@ -65,6 +65,25 @@ def test_a_preempted_request_can_be_aborted() -> None:
     assert not engine.has_work
 
 
+def test_an_id_is_free_again_once_its_request_was_aborted() -> None:
+    """Not while it is preempted; and nothing of the old request's resumption is left for the new one."""
+    engine, _ = toy_engine()
+    engine.add(REQUESTS[3])
+    engine.step()
+    engine.preempt("3")
+    (refused,) = engine.generate([REQUESTS[3]])
+    assert "request id '3' is in flight already" in str(refused.error)
+    engine.resume("3")
+    engine.abort("3")
+    engine.step()
+    engine.add(REQUESTS[3])
+    engine.step()
+    engine.preempt("3")
+    engine.resume("3")
+    (output,) = engine.generate([])
+    assert output.token_ids == undisturbed()["3"]
+
+
 def test_a_request_that_cannot_be_placed_again_fails_alone() -> None:
     engine, target = toy_engine(max_batch_size=2)
     for request in REQUESTS[2:]:

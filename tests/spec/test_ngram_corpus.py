@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specgrammar.spec.corpus import History, NgramIndex
 from specgrammar.spec.places import NgramPlaces
 from specgrammar.spec.shared import SharedCorpus
 
@@ -45,25 +42,3 @@ def test_a_place_goes_on_with_what_its_writer_wrote_next(
         for place, continuation in zip(held, found, strict=True):
             later = [i for i in range(place, len(written)) if written[i] == written[place]][:length]
             assert continuation == later + [-1] * (length - len(later))
-
-
-@given(
-    text=st.lists(st.integers(0, 2), max_size=40),
-    min_match=st.integers(1, 3),
-    more=st.integers(0, 3),
-    max_places=st.integers(1, 5),
-)
-def test_an_ngram_knows_its_latest_places(text: list[int], min_match: int, more: int, max_places: int) -> None:
-    history = History(NgramIndex(min_match, min_match + more, max_places))
-    for token in text:
-        history.append(token)
-    assert len(history) == len(text)
-    context = history.context()
-    assert context == array("i", text[-min_match - more :]).tobytes()
-    for length in range(min_match, min_match + more + 1):
-        occurrences = [
-            place
-            for place in range(length, len(text))
-            if len(text) >= length and text[place - length : place] == text[len(text) - length :]
-        ]
-        assert list(history.index.places(context, length)) == occurrences[::-1][:max_places]
