@@ -14,7 +14,7 @@ from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 class Cursor:
     """Where a request's grammar stands: before its gate the gate moves, behind it the matcher.
 
-    Steps are speculative until `settle`: `restore` undoes them. Ids outside the vocabulary are illegal
+    Steps are speculative until `settle`: `undo` takes them back. Ids outside the vocabulary are illegal
     and reach neither gate nor matcher.
     """
 
@@ -79,10 +79,6 @@ class Cursor:
     def num_steps(self) -> int:
         """Steps that are not settled."""
         return len(self._trail)
-
-    def restore(self) -> None:
-        """Undo every step since the last `settle`, in one rollback of the matcher."""
-        self.undo(len(self._trail))
 
     def undo(self, num_steps: int) -> None:
         """Undo the last steps that are not settled, in one rollback of the matcher."""

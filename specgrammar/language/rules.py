@@ -55,11 +55,6 @@ def optional(item: Node | None) -> Node:
     return EMPTY if item is None else Repeat(item, 0, 1)
 
 
-def has_ref(node: Node) -> bool:
-    """Whether the node refers to a rule."""
-    return next(refs(node), None) is not None
-
-
 def has_parts(node: Node) -> bool:
     """Whether the node holds references or lexemes; else it is text only."""
     match node:
