@@ -29,10 +29,10 @@ from specgrammar.runtime.lazy import LazyMasking
 from specgrammar.runtime.lazy_walk import NUM_BEST, LazyWalk
 from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import LaunchedStep, MaskParts
-from specgrammar.runtime.results import step_result
+from specgrammar.runtime.results import committed_tokens
 from specgrammar.runtime.trace import Trace
 from specgrammar.spec.sampling import SamplingParams
-from specgrammar.trees.tree import HostTree
+from specgrammar.trees.tree import DraftTree, HostTree
 
 LEAVES = 0.5
 """How often the target writes something else that is legal and not drafted, where there is such a token: with
@@ -117,7 +117,13 @@ class Lazy:
         best = torch.from_numpy(best_tokens(scene, grammars, self.backend, leaves_with))
         logits = torch.zeros((scene.tree.num_nodes, vocabulary.vocab_size))
         step = LaunchedStep(
-            batch_of(scene), sessions, Resolved(scene.tree), None, Drawn(logits), False, len(best), 0.0
+            batch_of(scene),
+            sessions,
+            DraftTree.from_host(0, scene.tree),
+            Resolved(scene.tree),
+            Drawn(logits),
+            want_logprobs=False,
+            launched_at=0.0,
         )
         masking = LazyMasking(parts, reads_back(best))
 
@@ -126,8 +132,9 @@ class Lazy:
             verified = masking.verify(step)
             spent = time.perf_counter() - begin
             if see is not None:
-                for result in step_result(step.batch, verified.status, scene.tree, verified.paths).results:
-                    see(result.tokens)
+                tokens, counts = committed_tokens(scene.tree, verified.paths.wait())
+                for row, count in zip(tokens.tolist(), counts.tolist(), strict=True):
+                    see(tuple(row[:count]))
             for session in sessions:
                 session.advance()
                 assert session.error is None, session.error

@@ -38,6 +38,7 @@ from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import EagerMasking, LaunchedStep, MaskParts, MaskPolicy
 from specgrammar.runtime.policy import AutoMasking, describe
 from specgrammar.runtime.trace import Trace
+from specgrammar.trees.tree import DraftTree
 
 BATCHES, NODES, FORWARDS_MS = (1, 4, 16, 64), (4, 16), (0.0, 5.0, 20.0)
 ROUNDS_S, MIN_ROUNDS, MAX_ROUNDS = 2.0, 11, 60
@@ -113,7 +114,13 @@ def stepper(scene: Scene, grammars: Grammars, forward_s: float) -> Callable[[Mas
     logits = torch.randn(scene.tree.num_nodes, grammars.vocabulary.vocab_size)
     logits.scatter_(1, best, 100.0 - torch.arange(best.shape[1]).expand(len(best), -1))
     launched = LaunchedStep(
-        batch_of(scene), sessions, Resolved(scene.tree), None, Forward(logits, 0.0), False, len(best), 0.0
+        batch_of(scene),
+        sessions,
+        DraftTree.from_host(0, scene.tree),
+        Resolved(scene.tree),
+        Forward(logits, 0.0),
+        want_logprobs=False,
+        launched_at=0.0,
     )
 
     def step(policy: MaskPolicy) -> float:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
-from specgrammar.protocols.staging import Device
+from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.trees.tree import DraftTree
@@ -88,7 +88,7 @@ class ScriptedTarget:
         self.seconds += time.perf_counter() - begin
         return Written(rows)
 
-    def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
+    def commit(self, batch: DecodeBatch, paths: Launched[AcceptedPaths]) -> None:
         """See `TargetModel`; there is no cache."""
 
     def remove(self, request_id: str) -> None:

@@ -1,8 +1,9 @@
 """A causal model with one cache row per request: run prompts, run trees, keep paths.
 
-The host keeps the books (which request owns which row, how many tokens are kept); everything that reads or
-writes the cache or runs the model is launched on the device's stream, in the order of the calls. So the books
-are ahead of the cache, and no two threads are ever in the model.
+Everything that reads or writes the cache or runs the model is launched on the device's stream, in the order of
+the calls, and no two threads are ever in the model. The host knows which request owns which row, and a bound on
+its length; how many tokens a row has is the stream's own knowledge, since what a step keeps may not be known to
+the host when the next one is launched.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class CachedModel:
         self._changed: Launched[None] = self.launch(lambda: None)
         self.max_batch_size = max_batch_size
         self._ids: list[str] = []  # by row
-        self._lengths: list[int] = []  # by row: tokens whose keys and values are kept
+        self._bounds: list[int] = []  # by row: it has no more tokens
+        self._lengths = torch.zeros(max_batch_size, dtype=torch.int64, device=model.device)  # the stream's
         self._window_start = 0  # the slot of node 0 in the last `forward`
         self._num_ids = _num_rows(model.get_input_embeddings())
         lowest = torch.finfo(model.dtype).min
@@ -82,10 +84,6 @@ class CachedModel:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ids
 
-    def length(self, request_id: str) -> int:
-        """Tokens of a request that are cached."""
-        return self._lengths[self._row(request_id)]
-
     def start(self, request_id: str) -> None:
         """Give a request an empty row.
 
@@ -99,8 +97,10 @@ class CachedModel:
                 f"request {request_id!r} does not fit: the cache holds {self.max_batch_size} requests and all "
                 "are taken; remove one or raise max_batch_size"
             )
+        row = len(self._ids)
         self._ids.append(request_id)
-        self._lengths.append(0)
+        self._bounds.append(0)
+        self._change(lambda: self._lengths[row].zero_())
 
     def launch(self, work: Callable[[], T], label: str = "") -> Launched[T]:
         """Put work on the model's stream; it runs without gradients."""
@@ -114,26 +114,29 @@ class CachedModel:
     def extend(self, request_id: str, tokens: Sequence[int]) -> Launched[None]:
         """Launch tokens behind those that are cached, in chunks, and keep them.
 
+        The bound on the request's length has to be exact.
+
         Raises:
             InvalidTokenError: an id is outside the model's vocabulary; nothing was launched.
             ModelError: the tokens do not fit the context; nothing was launched.
         """
         row = self._row(request_id)
-        self.check_fits(request_id, self._lengths[row] + len(tokens))
+        self.check_fits(request_id, self._bounds[row] + len(tokens))
         for token in tokens:
             if not 0 <= token < self._num_ids:
                 raise InvalidTokenError(
                     f"request {request_id!r}: token {token} is outside the model's vocabulary of "
                     f"{self._num_ids}; tokenise with the model's own tokenizer"
                 )
-        length, changed = self._lengths[row], self._changed
-        self._lengths[row] += len(tokens)
+        length, changed = self._bounds[row], self._changed
+        self._bounds[row] += len(tokens)
 
         def run() -> None:
             changed.value()
             for begin in range(0, len(tokens), _PREFILL_CHUNK):
                 chunk = layout_of_chains([tokens[begin : begin + _PREFILL_CHUNK]], self.device)
-                self._run(self.model.base_model, chunk, row, [length + begin], length + begin)
+                self._run(self.model.base_model, chunk, row, length + begin)
+                self._lengths[row] += chunk.ids.shape[1]
 
         return self.launch(run, "prefill")
 
@@ -151,41 +154,71 @@ class CachedModel:
             Logits `[sum of layout.sizes, columns]` in the model's dtype, the nodes in order.
         """
         self._arrange(request_ids)
-        lengths = self._lengths[: len(request_ids)]
-        start = self._window_start = max(lengths)
+        start = self._window_start = max(self._bounds[: len(request_ids)])
         changed = self._changed
 
         def run() -> torch.Tensor:
             changed.value()
-            return self._logits(layout(), lengths, start)
+            return self._logits(layout(), start)
 
         return self.launch(run, label)
 
-    def keep(self, request_ids: Sequence[str], nodes: NDArray[np.int64]) -> None:
+    def keep(self, request_ids: Sequence[str], nodes: Callable[[], NDArray[np.int64]], most: int) -> None:
         """Keep nodes of the last forward behind each request's tokens, and forget the others.
 
         Args:
             request_ids: requests of that forward; those that were removed since are skipped.
-            nodes: int64 `[bs, any]`, node numbers local to the request in path order, -1 behind the last.
+            nodes: tells on the stream which, int64 `[bs, any]`, node numbers local to the request in path
+                order, -1 behind the last. Where it raises nothing is kept, and the error is left to others.
+            most: of no request more are kept.
         """
         live = [i for i, name in enumerate(request_ids) if name in self._ids]
-        rows = np.array([self._row(request_ids[i]) for i in live], dtype=np.int64)
-        kept = nodes[live]
-        ends = np.array([self._lengths[row] for row in rows], dtype=np.int64)
-        item, place = (kept >= 0).nonzero()
-        from_slots, to_slots = self._window_start + kept[item, place], ends[item] + place
-        moved = from_slots != to_slots
-        if moved.any():
-            parts = (rows[item[moved]], from_slots[moved], to_slots[moved])
-            row, from_slot, to_slot = (torch.from_numpy(part) for part in parts)
-            self._change(lambda: self._cache.move_slots(row, from_slot, to_slot), "keep")
-        for row_number, count in zip(rows.tolist(), (kept >= 0).sum(axis=1).tolist(), strict=True):
-            self._lengths[row_number] += count
+        rows = [self._row(request_ids[i]) for i in live]
+        for row in rows:
+            self._bounds[row] += most
+        start, index = self._window_start, torch.tensor(rows, dtype=torch.int64, device=self.device)
 
-    def truncate(self, request_id: str, length: int) -> None:
-        """Forget a request's tokens from `length` on."""
-        row = self._row(request_id)
-        self._lengths[row] = min(length, self._lengths[row])
+        def keep() -> None:
+            try:
+                kept = torch.from_numpy(nodes()[live]).to(self.device)
+            except Exception:  # that step's failure, not the cache's
+                return
+            item, place = (kept >= 0).nonzero(as_tuple=True)
+            row, from_slot = index[item], start + kept[item, place]
+            to_slot = self._lengths[row] + place
+            moved = from_slot != to_slot
+            self._cache.move_slots(row[moved], from_slot[moved], to_slot[moved])
+            self._lengths[index] += (kept >= 0).sum(dim=1)
+
+        self._change(keep, "keep")
+
+    def truncate(
+        self, request_ids: Sequence[str], lengths: Callable[[], torch.Tensor], bounds: list[int]
+    ) -> None:
+        """Forget requests' tokens behind some lengths.
+
+        Args:
+            request_ids: the requests.
+            lengths: tells on the stream, int64 `[bs]`, none longer than what is cached.
+            bounds: what they are at most.
+        """
+        rows = [self._row(name) for name in request_ids]
+        for row, bound in zip(rows, bounds, strict=True):
+            self._bounds[row] = bound
+        index = torch.tensor(rows, dtype=torch.int64, device=self.device)
+
+        def truncate() -> None:
+            self._lengths[index] = lengths()
+
+        self._change(truncate)
+
+    def lengths(self, request_ids: Sequence[str]) -> torch.Tensor:
+        """How many tokens the first rows have, which are these requests': for work behind `forward`."""
+        return self._lengths[: len(request_ids)]
+
+    def bound(self, request_id: str, length: int) -> None:
+        """Note that a request has at most so many tokens in the cache, and lets the window begin there."""
+        self._bounds[self._row(request_id)] = length
 
     def remove(self, request_id: str) -> None:
         """Free a request's row; the last row moves into it. Unknown ids are ignored."""
@@ -193,11 +226,11 @@ class CachedModel:
             return
         row, last = self._row(request_id), len(self._ids) - 1
         if row != last:
-            self._change(lambda: self._cache.copy_rows([last], [row]))
-            self._ids[row], self._lengths[row] = self._ids[last], self._lengths[last]
+            self._change(lambda: self._copy_rows([last], [row]))
+            self._ids[row], self._bounds[row] = self._ids[last], self._bounds[last]
         self._change(lambda: self._cache.clear_row(last))
         self._ids.pop()
-        self._lengths.pop()
+        self._bounds.pop()
 
     def check_fits(self, request_id: str, length: int) -> None:
         """Raise ModelError where the model cannot place `length` tokens."""
@@ -219,11 +252,15 @@ class CachedModel:
         order = front + [row for row in range(len(self._ids)) if row not in front]
         moves = [(old, new) for new, old in enumerate(order) if old != new]
         if moves:
-            self._change(lambda: self._cache.copy_rows([old for old, _ in moves], [new for _, new in moves]))
+            self._change(lambda: self._copy_rows([old for old, _ in moves], [new for _, new in moves]))
             self._ids = [self._ids[row] for row in order]
-            self._lengths = [self._lengths[row] for row in order]
+            self._bounds = [self._bounds[row] for row in order]
 
-    def _change(self, work: Callable[[], None], label: str = "") -> None:
+    def _copy_rows(self, from_rows: list[int], to_rows: list[int]) -> None:
+        self._cache.copy_rows(from_rows, to_rows)
+        self._lengths[to_rows] = self._lengths[from_rows]
+
+    def _change(self, work: Callable[[], object], label: str = "") -> None:
         """Launch a change of what is kept, unless one before it failed."""
         before = self._changed
 
@@ -233,21 +270,19 @@ class CachedModel:
 
         self._changed = self.launch(change, label)
 
-    def _logits(self, layout: TreeLayout, lengths: list[int], start: int) -> torch.Tensor:
+    def _logits(self, layout: TreeLayout, start: int) -> torch.Tensor:
         """Run the first rows; the logits of real nodes."""
         bs, width = layout.ids.shape
         if int(layout.sizes.sum()) == bs * width:
-            logits: torch.Tensor = self._run(self.model, layout, 0, lengths, start).logits
+            logits: torch.Tensor = self._run(self.model, layout, 0, start).logits
             return logits.reshape(bs * width, -1)
         real = (np.arange(width) < layout.sizes[:, None]).nonzero()
         rows, columns = (torch.from_numpy(part).to(self.device) for part in real)
         with self._head_reads(rows, columns):
-            logits = self._run(self.model, layout, 0, lengths, start).logits
+            logits = self._run(self.model, layout, 0, start).logits
         return logits[0] if logits.shape[:2] == (1, len(rows)) else logits[rows, columns]
 
-    def _run(
-        self, module: torch.nn.Module, layout: TreeLayout, row: int, lengths: list[int], start: int
-    ) -> Any:
+    def _run(self, module: torch.nn.Module, layout: TreeLayout, row: int, start: int) -> Any:
         """One forward of rows `[row, row + bs)`, their nodes written to slots from `start` on.
 
         The mask is additive and of the model's dtype: attention implementations differ in what they make of a
@@ -255,7 +290,7 @@ class CachedModel:
         """
         bs, width = layout.ids.shape
         self._cache.open_window(row, bs, start, width)
-        committed = torch.tensor(lengths, device=self.device)[:, None]
+        committed = self._lengths[row : row + bs, None]
         prefix = torch.arange(start, device=self.device) < committed
         visible = torch.cat([prefix[:, None].expand(bs, width, start), layout.ancestors], dim=2)
         return module(

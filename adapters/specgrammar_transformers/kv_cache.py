@@ -104,11 +104,12 @@ class SlotCache(Cache):
             layer.start = start
 
     def move_slots(self, rows: torch.Tensor, from_slots: torch.Tensor, to_slots: torch.Tensor) -> None:
-        """Copy slot `from_slots[i]` of row `rows[i]` to `to_slots[i]`, all at once; int64 `[n]` on the CPU."""
+        """Copy slot `from_slots[i]` of row `rows[i]` to `to_slots[i]`, all at once; int64 `[n]`."""
+        if not len(rows):
+            return
         for shape, stack in self._stacks.items():
-            on = shape.device
-            row = rows.to(on)
-            stack[:, row, :, to_slots.to(on)] = stack[:, row, :, from_slots.to(on)]
+            row, source, to = (index.to(shape.device) for index in (rows, from_slots, to_slots))
+            stack[:, row, :, to] = stack[:, row, :, source]
 
     def copy_rows(self, from_rows: list[int], to_rows: list[int]) -> None:
         """Copy whole rows, all at once: `to_rows` may overlap `from_rows`."""

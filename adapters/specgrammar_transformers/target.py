@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from specgrammar.errors import ModelError, StaleStepError
@@ -16,7 +17,7 @@ from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.device import device_for
 from specgrammar.trees.tree import DraftTree
 from specgrammar_transformers.cached_model import CachedModel
-from specgrammar_transformers.tree_layout import layout_of_tree
+from specgrammar_transformers.tree_layout import TreeLayout, layout_of_tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,7 @@ class TransformersTarget:
     """Verifies draft trees in one forward pass each (`protocols.target.TargetModel`)."""
 
     supports_resample = True
+    supports_unresolved = True
 
     def __init__(self, model: PreTrainedModel, max_batch_size: int, device: Device | None = None) -> None:
         """Take over a model.
@@ -58,6 +60,7 @@ class TransformersTarget:
         self._cached = CachedModel(model, max_batch_size, device or device_for(str(model.device)))
         self._max_batch_size = max_batch_size
         self._launched_step: int | None = None
+        self._largest_tree = 0  # of that step
 
     @property
     def torch_device(self) -> torch.device:
@@ -101,10 +104,11 @@ class TransformersTarget:
     def verify(self, batch: DecodeBatch, tree: DraftTree) -> LaunchedLogits:
         """Launch one forward over all nodes, each seeing its request's prefix and its own ancestors.
 
+        On the CPU the forward raises ModelError where a request's tokens are not those that were committed.
+
         Raises:
             StaleStepError: the tree was made for another step.
-            ModelError: a request is unknown, its tokens are not those that were committed, or a path may
-                leave the context.
+            ModelError: a request is unknown, or a path may leave the context.
         """
         if tree.step != batch.step:
             raise StaleStepError(f"the tree was made for step {tree.step}, the batch is step {batch.step}")
@@ -112,21 +116,28 @@ class TransformersTarget:
             raise ModelError(
                 f"the tree has {tree.bs} requests, the batch has {len(batch)}; draft for each of them"
             )
-        for request, size in zip(batch.requests, np.diff(tree.cu_nodes).tolist(), strict=True):
+        unresolved = batch.unresolved
+        takes_part = [False] * len(batch) if unresolved is None else unresolved.takes_part
+        for request, size, is_in_flight in zip(
+            batch.requests, np.diff(tree.cu_nodes).tolist(), takes_part, strict=True
+        ):
+            most = unresolved.max_tokens if unresolved is not None and is_in_flight else 0
             deepest = min(request.max_draft_tokens, size - 1)
-            self._cached.check_fits(request.request_id, request.num_tokens + deepest)
-            cached = self._cached.length(request.request_id)
-            if cached != request.num_tokens - 1:
-                raise ModelError(
-                    f"request {request.request_id!r} has {request.num_tokens} tokens, but {cached} are cached "
-                    "(all but the last should be); commit each step's paths before the next `verify`"
-                )
+            self._cached.check_fits(request.request_id, request.num_tokens + most + deepest)
+            self._cached.bound(request.request_id, request.num_tokens - 1 + most)
         names = [request.request_id for request in batch.requests]
-        forward = self._cached.forward(names, lambda: layout_of_tree(tree, self.torch_device), "forward")
-        self._launched_step = batch.step
+
+        def layout() -> TreeLayout:
+            if tree.made is not None:
+                tree.made.value()
+            self._check_histories(batch)
+            return layout_of_tree(tree, self.torch_device)
+
+        forward = self._cached.forward(names, layout, "forward")
+        self._launched_step, self._largest_tree = batch.step, int(np.diff(tree.cu_nodes).max())
         return LaunchedLogits(forward, self.torch_device)
 
-    def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
+    def commit(self, batch: DecodeBatch, paths: Launched[AcceptedPaths]) -> None:
         """Keep the cache of the root and the accepted nodes, in path order; drop all others of that tree.
 
         Raises:
@@ -138,9 +149,28 @@ class TransformersTarget:
                 f"was {'none' if self._launched_step is None else f'step {self._launched_step}'}"
             )
         self._launched_step = None
-        depth = np.arange(paths.accept_index.shape[1])
-        nodes = np.where(depth <= paths.accept_length[:, None], paths.accept_index, -1)
-        self._cached.keep([request.request_id for request in batch.requests], nodes)
+
+        def nodes() -> NDArray[np.int64]:
+            found = paths.value()
+            depth = np.arange(found.accept_index.shape[1])
+            return np.where(depth <= found.accept_length[:, None], found.accept_index, -1)
+
+        self._cached.keep([request.request_id for request in batch.requests], nodes, self._largest_tree)
+
+    def _check_histories(self, batch: DecodeBatch) -> None:
+        """Whether all but each request's last token are cached; asked on the stream, where that is no wait."""
+        if self.torch_device.type != "cpu":
+            return
+        cached = self._cached.lengths([request.request_id for request in batch.requests])
+        expected = torch.tensor([request.num_tokens - 1 for request in batch.requests])
+        if batch.unresolved is not None:
+            expected += batch.unresolved.value().num_tokens
+        for request, found, wanted in zip(batch.requests, cached.tolist(), expected.tolist(), strict=True):
+            if found != wanted:
+                raise ModelError(
+                    f"request {request.request_id!r} has {wanted + 1} tokens, but {found} are cached (all but "
+                    "the last should be); commit each step's paths before the next `verify`"
+                )
 
     def remove(self, request_id: str) -> None:
         """Free a request's cache; unknown ids are ignored."""

@@ -20,7 +20,7 @@ def build_grammar_mask(
     device: Device,
     vocabulary: Vocabulary,
     *,
-    barrier: Callable[[], None] | None = None,
+    barrier: Callable[[], object] | None = None,
     workers: FillWorkers | None = None,
 ) -> GrammarMask:
     """Build the mask of a step in the compact layout: only live nodes have a row.

@@ -41,17 +41,33 @@ class Resolved:
 class Copying:
     """A tree whose copy is under way."""
 
-    def __init__(self, cu_nodes: NDArray[np.int64], parts: dict[str, NDArray[np.int64]], event: Event) -> None:
+    def __init__(self, tree: DraftTree, parts: dict[str, NDArray[np.int64]], event: Event) -> None:
         """Hold the destinations until the event says that they may be read."""
-        self._cu_nodes, self._parts, self._event = cu_nodes, parts, event
+        self._drafted, self._parts, self._event = tree, parts, event
         self._tree: HostTree | None = None
 
     def resolve(self) -> HostTree:
-        """Wait for the copy; the first call waits, later ones return the same tree."""
+        """Wait for the copy; the first call waits, later ones return the same tree.
+
+        Raises what the work that made the tree raised.
+        """
         if self._tree is None:
             self._event.wait()
-            self._tree = HostTree(self._cu_nodes, *(self._parts[name] for name in _FIELDS))
+            if self._drafted.made is not None:
+                self._drafted.made.value()
+            self._tree = self._on_host(self._drafted.cu_nodes, self._parts)
         return self._tree
+
+    def _on_host(self, cu_nodes: NDArray[np.int64], parts: dict[str, NDArray[np.int64]]) -> HostTree:
+        return HostTree(cu_nodes, *(parts[name] for name in _FIELDS))
+
+
+class CopyingChains(Copying):
+    """Chains whose ids are on their way; their links are known but for those to nodes that were cut."""
+
+    def _on_host(self, cu_nodes: NDArray[np.int64], parts: dict[str, NDArray[np.int64]]) -> HostTree:
+        ids = parts["draft_tokens"]
+        return HostTree(cu_nodes, ids, *chain_links(cu_nodes, ids >= 0))
 
 
 class FromHost:
@@ -76,18 +92,14 @@ class FromDevice:
 
         Raises TreeError where neither side has a part, or where a part has the wrong shape or dtype.
         """
-        return self._copy(tree, {})
+        parts = {name: self._part(tree, name) for name in _FIELDS}
+        return Copying(tree, parts, self._device.record())
 
-    def _copy(self, tree: DraftTree, known: dict[str, NDArray[np.int64]]) -> StagedTree:
-        parts: dict[str, NDArray[np.int64]] = {}
-        for name in _FIELDS:
-            if name in known:
-                parts[name] = known[name]
-            elif tree.host is not None:
-                parts[name] = getattr(tree.host, name)
-            else:
-                parts[name] = self._on_host(_checked(getattr(tree.device, name), name, tree.num_nodes))
-        return Copying(tree.cu_nodes, parts, self._device.record())
+    def _part(self, tree: DraftTree, name: str) -> NDArray[np.int64]:
+        if tree.host is not None:
+            part: NDArray[np.int64] = getattr(tree.host, name)
+            return part
+        return self._on_host(_checked(getattr(tree.device, name), name, tree.num_nodes))
 
     def _on_host(self, source: Part) -> NDArray[np.int64]:
         if isinstance(source, np.ndarray):
@@ -101,9 +113,9 @@ class FromChain(FromDevice):
     """Every request's tree is a chain, so that its links need no copy."""
 
     def stage(self, tree: DraftTree) -> StagedTree:
-        """Derive the links from `cu_nodes`; copy the ids if only the device has them."""
-        next_token, next_sibling = chain_links(tree.cu_nodes)
-        return self._copy(tree, {"retrieve_next_token": next_token, "retrieve_next_sibling": next_sibling})
+        """Copy the ids if only the device has them; the links follow from `cu_nodes` and from what was cut."""
+        ids = self._part(tree, "draft_tokens")
+        return CopyingChains(tree, {"draft_tokens": ids}, self._device.record())
 
 
 def _checked(source: Part | None, name: str, num_nodes: int) -> Part:

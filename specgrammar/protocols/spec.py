@@ -8,16 +8,15 @@ it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
 
     from specgrammar.protocols.grammar import Vocabulary
+    from specgrammar.protocols.staging import Device, Launched
     from specgrammar.spec.sampling import SamplingParams
     from specgrammar.trees.tree import DraftTree
 
@@ -69,6 +68,8 @@ class RequestView:
         sampling: how the target samples for it.
         num_tokens: length of `tokens` when the view was made. The sequence may be the ledger's own, which
             grows when a later result is resolved; positions count from here.
+
+    Where the batch has an unresolved step, what that step commits is behind `tokens`, not in it.
     """
 
     request_id: str
@@ -82,15 +83,65 @@ class RequestView:
         object.__setattr__(self, "num_tokens", len(self.tokens))
 
 
+@dataclass(frozen=True, eq=False)
+class CommittedTokens:
+    """What a step commits, as the device's stream knows it; on the device.
+
+    The end of a request is not looked for here: of a request that ends, the ledger may keep fewer.
+
+    Attributes:
+        tokens: int64 `[bs, width]`, accepted draft tokens, then the bonus token, -1 behind them.
+        num_tokens: int64 `[bs]`, how many; 0 where the step failed for a request or it took no part.
+    """
+
+    tokens: torch.Tensor
+    num_tokens: torch.Tensor
+
+
+class Unresolved(Protocol):
+    """The step before a batch's, whose result is on the device's stream and not yet on the host."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The most that any request of it can have committed: the width of `value().tokens`."""
+        ...
+
+    @property
+    def takes_part(self) -> Sequence[bool]:
+        """For each request of the batch, whether it was in that step; else it has just joined."""
+        ...
+
+    def value(self) -> CommittedTokens:
+        """What it committed, in the batch's order, for work that is launched now: never blocks.
+
+        Raises what that step raised.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class DecodeBatch:
-    """The requests of one step, in row order, and the step's number (stamped on drafts and results)."""
+    """The requests of one step.
+
+    Attributes:
+        step: its number, stamped on drafts and results.
+        requests: in row order.
+        unresolved: the step before, where the host does not have its result yet. Only for producers that need
+            `nothing` and targets that say `supports_unresolved`; None for all others.
+    """
 
     step: int
     requests: tuple[RequestView, ...]
+    unresolved: Unresolved | None = None
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    def resolved(self) -> DecodeBatch:
+        """The same batch with the histories as they are now, once the ledger has the step before."""
+        if self.unresolved is None:
+            return self
+        return DecodeBatch(self.step, tuple(replace(request) for request in self.requests))
 
 
 @dataclass(frozen=True)
@@ -135,23 +186,35 @@ class CausalDrafter(Protocol):
         """Number of logits columns that are real tokens; the same tokenizer as the target's."""
         ...
 
-    def draft(
-        self, batch: DecodeBatch, num_tokens: int, *, sampled: bool
-    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
-        """Continue every request by `num_tokens` tokens behind its last committed one.
+    def draft(self, batch: DecodeBatch, num_tokens: int, *, sampled: bool) -> Drafts:
+        """Launch drafts of `num_tokens` tokens, at least 1, behind each request's last committed one.
 
-        Keeps its own KV cache per request id and catches up with what was committed since.
-
-        Returns:
-            Token ids int64 `[bs, num_tokens]`, and with `sampled=True` the distributions that each was drawn
-            from: float32 `[bs, num_tokens, vocab_size]` (after temperature and truncation of the request's
-            sampling parameters); with `sampled=False` the argmax ids and None.
+        Keeps its own KV cache per request id and catches up with what was committed since, by an unresolved
+        step as well.
         """
         ...
 
     def forget(self, request_id: str) -> None:
         """Free what is kept for a request that has finished; unknown ids are ignored."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Drafts:
+    """What a drafter makes: memory of the device that launched work writes, in the stream's order.
+
+    Attributes:
+        tokens: int64 `[bs, 1 + num_tokens]`: each request's last committed token, then its drafts; an id that
+            is outside of the drafter's vocabulary where nothing could be drawn, and what follows means nothing.
+        q: with `sampled=True` the distributions that each draft was drawn from: float32
+            `[bs, num_tokens, vocab_size]` (after temperature and truncation of the request's sampling
+            parameters); else None, and the drafts are the argmax ids.
+        made: the last piece of that work; raises where drafting failed.
+    """
+
+    tokens: torch.Tensor
+    q: torch.Tensor | None
+    made: Launched[object]
 
 
 def _no_drafter(name: str) -> CausalDrafter:
@@ -170,12 +233,14 @@ class ProducerContext:
     Attributes:
         vocabulary: the target's.
         max_batch_size: most requests in one `propose`.
-        load_drafter: loads a causal draft model by path or name, on the target's device.
+        device: where drafts may be made, on the stream that the target's forwards are launched on.
+        load_drafter: loads a causal draft model by path or name, on that device.
         target: the engine's own target, for algorithms that read its features; None where there is none.
     """
 
     vocabulary: Vocabulary
     max_batch_size: int
+    device: Device
     load_drafter: Callable[[str], CausalDrafter] = field(default=_no_drafter)
     target: Any = None
 

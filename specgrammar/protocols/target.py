@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from specgrammar.protocols.spec import DecodeBatch
+    from specgrammar.protocols.staging import Launched
     from specgrammar.trees.tree import DraftTree
 
 
@@ -55,8 +56,9 @@ class PendingLogits(Protocol):
 class TargetModel(Protocol):
     """A causal language model with a cache per request (KV, or recurrent state).
 
-    A target may also have `supports_resample: bool`: whether the logits that `wait` returns may be drawn from
-    more than once before `commit`, which lazy masking does. Where the member is absent the answer is False.
+    A target may also have two members, False where they are absent. `supports_resample: bool`: whether the
+    logits that `wait` returns may be drawn from more than once before `commit`, which lazy masking does.
+    `supports_unresolved: bool`: whether `verify` takes a batch with an unresolved step.
     """
 
     @property
@@ -79,12 +81,18 @@ class TargetModel(Protocol):
     def verify(self, batch: DecodeBatch, tree: DraftTree) -> PendingLogits:
         """Launch one forward over all nodes, each seeing its request's prefix and its own ancestors.
 
-        Node positions are `request.num_tokens - 1 + depth`. Returns without waiting for the result.
+        Node positions are `request.num_tokens - 1 + depth`, behind what an unresolved step commits. Returns
+        without waiting for the result.
         """
         ...
 
-    def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
-        """Keep the cache of the root and the accepted nodes, in path order; drop all others of that tree."""
+    def commit(self, batch: DecodeBatch, paths: Launched[AcceptedPaths]) -> None:
+        """Keep the cache of the root and the accepted nodes, in path order; drop all others of that tree.
+
+        Called once behind each `verify`, in its order. A target without a stream asks `paths.wait()`; one with
+        a stream launches work that reads `paths.value()` and returns. Where the paths raise, the step has
+        failed and nothing of it is kept; the engine sees the error by itself.
+        """
         ...
 
     def remove(self, request_id: str) -> None:

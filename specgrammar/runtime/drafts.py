@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from specgrammar.errors import StaleStepError
+from specgrammar.grammar.session import GrammarSession
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.protocols.staging import Device
 from specgrammar.runtime.trace import Trace
+from specgrammar.spec.roots import roots_tree
 from specgrammar.trees.tree import DraftTree, HostTree
 from specgrammar.trees.validate import validate_tree
 
 
-def current_draft(tree: DraftTree, batch: DecodeBatch, vocabulary: Vocabulary, trace: Trace) -> DraftTree:
+def current_draft(
+    tree: DraftTree, batch: DecodeBatch, vocabulary: Vocabulary, device: Device, trace: Trace
+) -> DraftTree:
     """The producer's tree, or the bare roots if it was made for another step or another history.
 
     A stale draft (made before a preemption, say) is not wrong by itself but would be verified behind the wrong
-    prefix; it is dropped and counted, and the step does ordinary decoding.
+    prefix; it is dropped and counted, and the step does ordinary decoding. What a device made is looked at
+    when it has come to the host (`check_roots`).
 
     Raises:
         TreeError: the host's tree is malformed or holds ids that are no tokens. It is found here, before a
@@ -24,7 +33,19 @@ def current_draft(tree: DraftTree, batch: DecodeBatch, vocabulary: Vocabulary, t
             return tree
         validate_tree(tree.host, [request.request_id for request in batch.requests], vocabulary.vocab_size)
         roots = [request.tokens[-1] for request in batch.requests]
-        if tree.host.draft_tokens[tree.host.cu_nodes[:-1]].tolist() == roots:
+        if batch.unresolved is None and tree.host.draft_tokens[tree.host.cu_nodes[:-1]].tolist() == roots:
             return tree
     trace.num_stale_drafts += 1
-    return DraftTree.from_host(batch.step, HostTree.roots([request.tokens[-1] for request in batch.requests]))
+    return roots_tree(batch, device)
+
+
+def check_roots(tree: HostTree, batch: DecodeBatch, sessions: Sequence[GrammarSession]) -> None:
+    """Raise StaleStepError where a running request's tree does not begin with its last committed token."""
+    roots = tree.draft_tokens[tree.cu_nodes[:-1]].tolist()
+    for request, session, root in zip(batch.requests, sessions, roots, strict=True):
+        if session.finish is None and root != request.tokens[-1]:
+            raise StaleStepError(
+                f"request {request.request_id!r}: the tree that a device made for step {batch.step} begins "
+                f"with token {root}, but the history ends with {request.tokens[-1]}; a producer that needs "
+                "'nothing' has to begin behind `batch.unresolved`"
+            )

@@ -25,6 +25,7 @@ from specgrammar.protocols.spec import (
     ProducerContext,
     SpecAlgorithm,
     TreeProducer,
+    supports_grammar_overlap,
 )
 from specgrammar.registry import ALGORITHMS, BACKENDS, create
 from specgrammar.runtime.admission import Admission
@@ -33,7 +34,9 @@ from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import MaskParts
 from specgrammar.runtime.policy import Agree, describe, mask_policy
 from specgrammar.runtime.request import Request, RequestOutput
+from specgrammar.runtime.results import PublishedStep
 from specgrammar.runtime.running import Running
+from specgrammar.runtime.scheduler import StepScheduler
 from specgrammar.runtime.step import StepParts, decode_step
 from specgrammar.runtime.trace import Trace
 from specgrammar.runtime.waiting import AgreeJoins, Waiting, WaitingRequests
@@ -86,8 +89,9 @@ class Engine:
         self._preempted: dict[str, Running] = {}
         self._resuming: list[str] = []
         self._step = 0
+        self._published: PublishedStep | None = None  # the last step's
         context = ProducerContext(
-            adapter.vocabulary, config.max_batch_size, adapter.load_drafter, adapter.target
+            adapter.vocabulary, config.max_batch_size, adapter.device, adapter.load_drafter, adapter.target
         )
         ledger = Ledger()
         mask_parts = MaskParts(
@@ -105,8 +109,16 @@ class Engine:
             target=adapter.target,
             ledger=ledger,
             masking=mask_policy(config.mask_policy, mask_parts, adapter.target, agree),
+            device=adapter.device,
             vocabulary=adapter.vocabulary,
             trace=self.trace,
+        )
+        self._scheduler = StepScheduler(
+            needs=self._parts.producer.needs,
+            supports_grammar_overlap=supports_grammar_overlap(algorithm),
+            supports_unresolved=getattr(adapter.target, "supports_unresolved", False) is True,
+            max_depth=algorithm.topology.max_depth,
+            max_length=adapter.target.max_length,
         )
 
     @classmethod
@@ -158,7 +170,8 @@ class Engine:
         Drafts and results that were made for it before are stale then. Raises ConfigError for a request that
         is not running; one that has just ended comes out of the next `step`.
         """
-        ended = self._settle()
+        self._parts.ledger.resolve()
+        ended = self._take_results()
         self._due += ended
         if request_id in {output.request_id for output in ended}:
             return
@@ -193,15 +206,21 @@ class Engine:
         return bool(self._waiting or self._running or self._due or self._resuming)
 
     def step(self) -> list[RequestOutput]:
-        """Let requests join, decode once, and return those that are finished."""
+        """Let requests join, decode once, and return those that are known to be finished.
+
+        Where a step is launched behind one that is not resolved, what that one finishes comes out here.
+        """
         self._due += self._settle()  # what is due is not lost where the step fails
         self._admit()
-        if self._running:
-            batch = self._batch()
+        self._resolve_where_needed()  # also for those that have just joined
+        batch = self._batch()
+        if batch.requests:
             logprobs = any(running.request.logprobs for running in self._running.values())
-            decode_step(self._parts, batch, want_logprobs=logprobs)
+            self._published = decode_step(self._parts, batch, want_logprobs=logprobs)
             self._step += 1
-            self._due += self._settle()
+        elif self._running:  # all of them are over once the step in flight is resolved
+            self._parts.ledger.resolve()
+        self._due += self._settle()
         outputs, self._due = self._due, []
         return outputs
 
@@ -263,24 +282,58 @@ class Engine:
 
     # -- decoding ----------------------------------------------------------------------------------------
 
+    @property
+    def _queued(self) -> PublishedStep | None:
+        """The step whose result the ledger does not have yet."""
+        return None if self._parts.ledger.is_resolved else self._published
+
     def _batch(self) -> DecodeBatch:
-        return DecodeBatch(self._step, tuple(running.view() for running in self._running.values()))
+        """Who takes part in the next step: all but those that are over with the step in flight."""
+        queued = self._queued
+        in_flight = set() if queued is None else {request.request_id for request in queued.batch.requests}
+        views = tuple(
+            running.view(name in in_flight)
+            for name, running in self._running.items()
+            if running.entry.session.finish is None and running.num_left(name in in_flight) > 0
+        )
+        if queued is None or not any(view.request_id in in_flight for view in views):
+            return DecodeBatch(self._step, views)
+        names = [view.request_id for view in views]
+        return DecodeBatch(self._step, views, queued.behind(names, self._parts.device.torch_device))
 
     # -- leaving -----------------------------------------------------------------------------------------
 
     def _settle(self) -> list[RequestOutput]:
-        """Resolve histories, tell the producer, and let finished requests leave."""
+        """Resolve the last step where the next one waits for it; see `_take_results`."""
         with self.trace.span("settle"):
-            commits = self._parts.ledger.resolve()
-            over = [running for running in self._running.values() if running.entry.session.finish is not None]
-            reported = {commit.request_id for commit in commits if commit.finished}
-            aborted = [r.request.request_id for r in over if r.request.request_id not in reported]
-            commits += [Commit(request_id, (), 0, 0, finished=True) for request_id in aborted]
-            if commits:
-                self._parts.producer.observe(commits)
-            if over:  # an end that the grammar does not share is an error: let it move before the output leaves
-                self._parts.ledger.advance_pending()
-            return [self._leave(running) for running in over]
+            self._resolve_where_needed()
+            return self._take_results()
+
+    def _resolve_where_needed(self) -> None:
+        if (queued := self._queued) is None or not self._running:
+            return
+        entries = [running.entry for running in self._running.values()]
+        longest = max(len(entry.tokens) for entry in entries)
+        has_grammar = any(entry.session.cursor is not None for entry in entries)
+        if self._scheduler.why_wait(queued, longest, has_grammar):
+            with self.trace.span("wait"):
+                self._parts.ledger.resolve()
+
+    def _take_results(self) -> list[RequestOutput]:
+        """Tell the producer what was committed, and let finished requests leave."""
+        commits = self._parts.ledger.take_commits()
+        self.trace.num_accepted += sum(commit.num_accepted for commit in commits)
+        over = [running for running in self._running.values() if running.entry.session.finish is not None]
+        reported = {commit.request_id for commit in commits if commit.finished}
+        aborted = [r.request.request_id for r in over if r.request.request_id not in reported]
+        commits += [Commit(request_id, (), 0, 0, finished=True) for request_id in aborted]
+        if commits:
+            self._parts.producer.observe(commits)
+        for (
+            running
+        ) in over:  # an end that the grammar does not share is an error: it moves before the output leaves
+            running.entry.session.advance()
+        return [self._leave(running) for running in over]
 
     def _leave(self, running: Running) -> RequestOutput:
         self._take_out(running.request.request_id)

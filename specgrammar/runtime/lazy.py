@@ -24,7 +24,7 @@ where a second draw is no trip, it is made at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,7 +34,8 @@ from specgrammar.grammar.mask import check_logits
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary
 from specgrammar.runtime.lazy_walk import LazyWalk
-from specgrammar.runtime.masking import LaunchedStep, MaskParts, Verified, mask_before_drawing
+from specgrammar.runtime.masking import LaunchedStep, MaskParts, Verified, catch_up, mask_before_drawing
+from specgrammar.runtime.outcome import Outcome
 from specgrammar.runtime.second_draws import SecondDraws
 from specgrammar.trees.tree import HostTree
 from specgrammar.trees.validate import validate_tree
@@ -50,9 +51,8 @@ class LazyMasking:
     def verify(self, step: LaunchedStep) -> Verified:
         """See `MaskPolicy`."""
         parts, span = self.parts, self.parts.trace.span
-        with span("barrier"):
-            parts.ledger.advance_pending()
-        tree = step.staged.resolve()
+        tree = catch_up(parts, step)
+        step = replace(step, batch=step.batch.resolved())
         validate_tree(tree)
         guarded = [not request.sampling.truncates for request in step.batch.requests]
         status = open_status(tree, step.sessions, parts.vocabulary)
@@ -69,7 +69,7 @@ class LazyMasking:
             walk = self.walk_type(tree, logits, status, step, guarded, second)
             walk.run()
             paths = walk.paths()
-        return Verified(paths, status, num_rows + second.num_rows, walk.num_cut)
+        return Verified(Outcome(lambda: paths), status, num_rows + second.num_rows, walk.num_cut)
 
     def _mask_the_others(
         self, step: LaunchedStep, tree: HostTree, guarded: Sequence[bool], status: NDArray[np.int8]
@@ -77,7 +77,9 @@ class LazyMasking:
         """Mask the requests that truncate, before any draw; their statuses go to `status`."""
         over = _over(self.parts.vocabulary)
         sessions = [over if g else s for g, s in zip(guarded, step.sessions, strict=True)]
-        logits, mask = mask_before_drawing(self.parts, step, sessions)
+        masked, mask = mask_before_drawing(self.parts, step, sessions)
+        with self.parts.trace.span("wait"):
+            logits = masked.wait() if step.pending.wait().device.type == "cpu" else masked.value()
         others = ~np.repeat(np.array(guarded), np.diff(tree.cu_nodes))
         status[others] = mask.status[others]
         return logits, mask.num_rows

@@ -1,8 +1,9 @@
 """`Ledger`: the single owner of commits.
 
-A step's result is published and queued; nobody waits for it there. History moves first (`resolve`), since a
-producer may need the ids, and the grammar behind it (`advance_pending`), which may run under the next
-forward. Both move by exactly the same prefix, once per request and step, whoever calls them and how often.
+A step's result is published and queued, perhaps before it is known; nobody waits for it there. History moves
+first (`resolve`), since a producer may need the ids, and the grammar behind it (`advance_pending`), which may
+run under the next forward. Both move by exactly the same prefix, once per request and step, whoever calls them
+and how often.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from specgrammar.errors import ConfigError, DeadEndError
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.protocols.spec import Commit
+from specgrammar.protocols.staging import Launched
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,19 @@ class Entry:
 
 
 class Ledger:
-    """Requests in flight, and the queue of results that have not moved them yet."""
+    """Requests in flight, the results that have not moved them yet, and the commits of those that have.
+
+    Attributes:
+        entries: the books of each request in flight.
+        num_stale: results that were dropped.
+    """
 
     def __init__(self) -> None:
         """An empty ledger at step 0."""
         self.entries: dict[str, Entry] = {}
         self.num_stale = 0
-        self._published: deque[StepResult] = deque()
+        self._published: deque[Launched[StepResult]] = deque()
+        self._commits: list[Commit] = []
 
     def join(self, request_id: str, prompt_tokens: Sequence[int], session: GrammarSession, step: int) -> Entry:
         """Start to keep a request's books, from `step` on."""
@@ -91,29 +99,49 @@ class Ledger:
         self.entries[request_id] = entry
 
     def leave(self, request_id: str) -> None:
-        """Forget a request; results that are still queued for it are dropped as stale."""
-        self.entries.pop(request_id, None)
+        """Forget a request; results that are still queued for it are dropped as stale.
 
-    def publish(self, result: StepResult) -> None:
+        With the last request what is queued goes, too: nobody would wait for it.
+        """
+        self.entries.pop(request_id, None)
+        if not self.entries:
+            self._published.clear()
+
+    def publish(self, result: Launched[StepResult]) -> None:
         """Queue a step's result."""
         self._published.append(result)
 
-    def resolve(self) -> list[Commit]:
-        """Move the histories by all queued results; returns what was committed, in order.
+    @property
+    def is_resolved(self) -> bool:
+        """Whether every published result has moved the histories."""
+        return not self._published
 
-        A result is dropped, and counted in `num_stale`, if its request has left, joined later, or had that
-        step applied already. A request that ended or failed while its result was queued keeps nothing of it.
+    def resolve(self) -> None:
+        """Move the histories by all queued results; waits for those that are not known yet.
+
+        A result is dropped, and counted in `num_stale`, if its request has left, joined later, had that step
+        applied already, or ended or failed while the result was queued: nothing of it is kept.
+
+        Raises what a step raised; that step has no result, and those behind it are still queued.
         """
-        commits = []
         while self._published:
-            step_result = self._published.popleft()
+            step_result = self._published.popleft().wait()
             for result in step_result.results:
                 entry = self.entries.get(result.request_id)
-                if entry is None or step_result.step < entry.joined or step_result.step <= entry.last_step:
+                if (
+                    entry is None
+                    or step_result.step < entry.joined
+                    or step_result.step <= entry.last_step
+                    or entry.session.finish is not None
+                ):
                     self.num_stale += 1
                 else:
                     entry.last_step = step_result.step
-                    commits.append(self._apply(entry, result))
+                    self._commits.append(self._apply(entry, result))
+
+    def take_commits(self) -> list[Commit]:
+        """What was committed since the last call, in order: each commit is handed out once."""
+        commits, self._commits = self._commits, []
         return commits
 
     def advance_pending(self) -> None:

@@ -21,13 +21,14 @@ from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch
-from specgrammar.protocols.staging import BitmaskAllocator, Device, StagedTree
+from specgrammar.protocols.staging import BitmaskAllocator, Device, Launched, StagedTree
 from specgrammar.protocols.target import AcceptedPaths, PendingLogits
+from specgrammar.runtime.drafts import check_roots
 from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.trace import Trace
 from specgrammar.spec.accept import accept
 from specgrammar.spec.sampling import AcceptMethod
-from specgrammar.trees.tree import SampledProposals
+from specgrammar.trees.tree import DraftTree, HostTree
 
 PolicyName = Literal["eager", "lazy"]
 
@@ -50,29 +51,27 @@ class LaunchedStep:
     """A step whose forward has been launched.
 
     Attributes:
-        batch: its requests.
+        batch: its requests; their histories may be those of before an unresolved step.
         sessions: one per request.
-        staged: the draft tree, perhaps still on its way to the host.
-        sampled: the distributions that its nodes were drawn from, if they were.
+        tree: the drafts.
+        staged: the same, perhaps still on its way to the host.
         pending: the forward's logits.
         want_logprobs: whether log-probabilities under the mask are to be reported.
-        num_nodes: of all trees.
         launched_at: when the forward's launch began, `time.perf_counter` seconds.
     """
 
     batch: DecodeBatch
     sessions: Sequence[GrammarSession]
+    tree: DraftTree
     staged: StagedTree
-    sampled: SampledProposals | None
     pending: PendingLogits
     want_logprobs: bool
-    num_nodes: int
     launched_at: float
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What a step found.
+    """What a step found, or is about to find.
 
     Attributes:
         paths: the accepted paths and bonus tokens.
@@ -82,7 +81,7 @@ class Verified:
         num_cut: paths that ended although a child carries their bonus token.
     """
 
-    paths: AcceptedPaths
+    paths: Launched[AcceptedPaths]
     status: NDArray[np.int8]
     num_rows: int
     num_cut: int = 0
@@ -100,6 +99,8 @@ class MaskPolicy(Protocol):
 class EagerMasking:
     """Mask every live node's row, then accept: the grammar's work is done under the forward.
 
+    Mask and acceptance are launched behind the forward; on a stream the host goes on without them.
+
     Attributes:
         parts: what it works with.
         why: why it is used although `auto` was asked for; empty where it was not.
@@ -110,35 +111,53 @@ class EagerMasking:
 
     def verify(self, step: LaunchedStep) -> Verified:
         """See `MaskPolicy`."""
-        parts, span = self.parts, self.parts.trace.span
+        parts = self.parts
+        masked, mask = mask_before_drawing(parts, step, step.sessions, lambda: catch_up(parts, step))
+        tree, requests = step.staged.resolve(), step.batch.resolved().requests
+        sampled, method = step.tree.sampled, parts.method
 
-        def settle() -> None:
-            with span("barrier"):
-                parts.ledger.advance_pending()
-            with span("resolve"):
-                step.staged.resolve()
-
-        logits, mask = mask_before_drawing(parts, step, step.sessions, settle)
-        with span("accept"):
-            paths = accept(
-                step.staged.resolve(),
+        def draw() -> AcceptedPaths:
+            logits = masked.value()
+            return accept(
+                tree,
                 logits,
                 mask.status,
-                step.batch.requests,
-                method=parts.method,
-                sampled=step.sampled,
+                requests,
+                method=method,
+                sampled=sampled,
                 want_logprobs=step.want_logprobs,
             )
+
+        with parts.trace.span("accept"):
+            paths = parts.device.launch(draw, "accept")
         return Verified(paths, mask.status, mask.num_rows)
+
+
+def catch_up(parts: MaskParts, step: LaunchedStep) -> HostTree:
+    """Move histories and grammars to where the step begins, and get its tree; the forward runs meanwhile.
+
+    Raises:
+        StaleStepError: a tree that a device made begins with other tokens than the histories end with.
+    """
+    span = parts.trace.span
+    with span("wait"):
+        parts.ledger.resolve()
+    with span("barrier"):
+        parts.ledger.advance_pending()
+    with span("resolve"):
+        tree = step.staged.resolve()
+    if step.tree.host is None:
+        check_roots(tree, step.batch.resolved(), step.sessions)
+    return tree
 
 
 def mask_before_drawing(
     parts: MaskParts,
     step: LaunchedStep,
     sessions: Sequence[GrammarSession],
-    barrier: Callable[[], None] | None = None,
-) -> tuple[torch.Tensor, GrammarMask]:
-    """Build the mask of `sessions` under the forward, apply it behind; the masked logits, and the used mask."""
+    barrier: Callable[[], object] | None = None,
+) -> tuple[Launched[torch.Tensor], GrammarMask]:
+    """Build the mask of `sessions` under the forward, launch it behind; the masked logits, and the mask."""
     span = parts.trace.span
     with span("build"):
         mask = build_grammar_mask(
@@ -150,12 +169,18 @@ def mask_before_drawing(
             barrier=barrier,
             workers=parts.workers,
         )
-    with mask:
+
+    def masked() -> torch.Tensor:
+        with mask:  # gives its memory back whatever became of the forward
+            logits = step.pending.value()
+            mask.apply(logits)
+            return logits
+
+    try:
         with span("upload"):
             mask.upload()
-        with span("apply"):  # launched: on a device whose work runs aside the host only waits for it
-            applied = parts.device.launch(lambda: mask.apply(step.pending.value()), "apply")
-        with span("wait"):
-            logits = step.pending.wait()
-            applied.wait() if logits.device.type == "cpu" else applied.value()
-    return logits, mask
+        with span("apply"):
+            return parts.device.launch(masked, "apply"), mask
+    except BaseException:
+        mask.discard()
+        raise

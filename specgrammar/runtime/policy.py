@@ -102,15 +102,16 @@ class AutoMasking:
 
     def verify(self, step: LaunchedStep) -> Verified:
         """See `MaskPolicy`."""
-        trials = self.trials[step.num_nodes.bit_length()]
+        trials = self.trials[step.tree.num_nodes.bit_length()]
         if trials.chosen is not None:
             return self._policies[trials.chosen].verify(step)
         num_tried = {name: len(trials.seconds.setdefault(name, [])) for name in self._policies}
         name: PolicyName = "eager" if num_tried["eager"] <= num_tried["lazy"] else "lazy"
         verified = self._policies[name].verify(step)
+        paths = verified.paths.wait()
         trials.seconds[name].append(time.perf_counter() - step.launched_at)
         if name == "lazy":
-            num_tokens = int(verified.paths.accept_length.sum() + (verified.paths.bonus_token >= 0).sum())
+            num_tokens = int(paths.accept_length.sum() + (paths.bonus_token >= 0).sum())
             trials.num_tokens += num_tokens
             # A path that could have gone on is taken to go on as far as an average one.
             trials.num_lost += verified.num_cut * num_tokens / len(step.batch)

@@ -1,30 +1,124 @@
-"""From accepted paths to what the ledger keeps."""
+"""A step's result, from the moment it is launched until the ledger has it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specgrammar.protocols.grammar import NodeStatus
-from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.protocols.spec import CommittedTokens, DecodeBatch
+from specgrammar.protocols.staging import Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.ledger import RequestResult, StepResult
 from specgrammar.trees.tree import HostTree
 
 
-def step_result(
-    batch: DecodeBatch, status: NDArray[np.int8], tree: HostTree, paths: AcceptedPaths
-) -> StepResult:
-    """Each request's accepted draft tokens in path order, then its bonus token."""
-    results = []
-    num_real = np.add.reduceat(status != NodeStatus.PADDING, tree.cu_nodes[:-1]) if len(batch) else ()
-    bounds, tokens = tree.cu_nodes.tolist(), tree.draft_tokens.tolist()
-    lengths, bonuses = paths.accept_length.tolist(), paths.bonus_token.tolist()
-    for b, (request, nodes) in enumerate(zip(batch.requests, paths.accept_index.tolist(), strict=True)):
-        path = [tokens[bounds[b] + node] for node in nodes[1 : lengths[b] + 1]]
-        has_bonus = bonuses[b] >= 0
-        committed = (*path, bonuses[b]) if has_bonus else tuple(path)
-        logprobs = None if paths.logprobs is None else tuple(paths.logprobs[b, : len(committed)].tolist())
-        num_drafts = max(0, int(num_real[b]) - 1)
-        results.append(RequestResult(request.request_id, committed, num_drafts, has_bonus, logprobs))
-    return StepResult(batch.step, tuple(results))
+@dataclass(frozen=True, eq=False)
+class PublishedStep:
+    """A step whose acceptance was launched (`Launched[StepResult]`).
+
+    Attributes:
+        batch: its requests.
+        tree: what was drafted for them.
+        status: int8 `[num_nodes]` of `NodeStatus`.
+        paths: the accepted paths, perhaps not yet found.
+        has_grammar: whether a grammar restricts one of its requests.
+    """
+
+    batch: DecodeBatch
+    tree: HostTree
+    status: NDArray[np.int8]
+    paths: Launched[AcceptedPaths]
+    has_grammar: bool
+
+    def done(self) -> bool:
+        """Whether the paths are found."""
+        return self.paths.done()
+
+    def wait(self) -> StepResult:
+        """The result; waits for the paths, raises what finding them raised."""
+        self.paths.wait()
+        return self.value()
+
+    def value(self) -> StepResult:
+        """Each request's accepted draft tokens in path order, then its bonus token."""
+        paths = self.paths.value()
+        tokens, num_tokens = committed_tokens(self.tree, paths)
+        is_real = self.status != NodeStatus.PADDING
+        num_real = np.add.reduceat(is_real, self.tree.cu_nodes[:-1]) if len(self.batch) else ()
+        results = []
+        for b, (request, row, count) in enumerate(
+            zip(self.batch.requests, tokens.tolist(), num_tokens.tolist(), strict=True)
+        ):
+            logprobs = None if paths.logprobs is None else tuple(paths.logprobs[b, :count].tolist())
+            results.append(
+                RequestResult(
+                    request.request_id,
+                    tuple(row[:count]),
+                    max(0, int(num_real[b]) - 1),
+                    bool(paths.bonus_token[b] >= 0),
+                    logprobs,
+                )
+            )
+        return StepResult(self.batch.step, tuple(results))
+
+    @property
+    def max_tokens(self) -> int:
+        """The most that it can commit for a request: the longest path, and a bonus token."""
+        return int(np.diff(self.tree.cu_nodes).max(initial=0))
+
+    def behind(self, request_ids: Sequence[str], device: torch.device) -> StepInFlight:
+        """This step as the unresolved one of a batch of these requests."""
+        row_of = {request.request_id: row for row, request in enumerate(self.batch.requests)}
+        return StepInFlight(self, tuple(row_of.get(name, -1) for name in request_ids), device)
+
+
+@dataclass(frozen=True, eq=False)
+class StepInFlight:
+    """A published step, seen from the batch behind it (`protocols.spec.Unresolved`).
+
+    Attributes:
+        published: the step.
+        rows: for each request of the batch its row in that step, -1 for one that was not in it.
+        device: where committed tokens go.
+    """
+
+    published: PublishedStep
+    rows: tuple[int, ...]
+    device: torch.device
+
+    @property
+    def max_tokens(self) -> int:
+        """See `protocols.spec.Unresolved`."""
+        return self.published.max_tokens
+
+    @property
+    def takes_part(self) -> tuple[bool, ...]:
+        """See `protocols.spec.Unresolved`."""
+        return tuple(row >= 0 for row in self.rows)
+
+    def value(self) -> CommittedTokens:
+        """See `protocols.spec.Unresolved`."""
+        paths = self.published.paths.value()
+        rows = np.array(self.rows, dtype=np.int64)
+        tokens, num_tokens = committed_tokens(self.published.tree, paths)
+        all_tokens = np.full((len(rows), self.max_tokens), -1, dtype=np.int64)
+        all_tokens[:, : tokens.shape[1]] = np.where(rows[:, None] >= 0, tokens[rows], -1)
+        counts = np.where(rows >= 0, num_tokens[rows], 0)
+        return CommittedTokens(
+            torch.from_numpy(all_tokens).to(self.device), torch.from_numpy(counts).to(self.device)
+        )
+
+
+def committed_tokens(tree: HostTree, paths: AcceptedPaths) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Accepted draft tokens, then the bonus token, -1 behind, int64 `[bs, width]`; and how many, `[bs]`."""
+    depth = np.arange(1, paths.accept_index.shape[1] + 1)
+    nodes = np.pad(paths.accept_index[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+    length = paths.accept_length[:, None]
+    drafts = tree.draft_tokens[tree.cu_nodes[:-1, None] + np.where(depth <= length, nodes, 0)]
+    bonus = np.where(depth == length + 1, paths.bonus_token[:, None], -1)
+    return np.where(depth <= length, drafts, bonus), paths.accept_length + (paths.bonus_token >= 0)

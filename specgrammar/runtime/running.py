@@ -23,14 +23,25 @@ class Running:
     entry: Entry
     weakened: tuple[str, ...]
 
-    def view(self) -> RequestView:
-        """What a producer and the target see of it."""
-        request, entry = self.request, self.entry
-        limit = entry.session.stops.max_new_tokens
+    def num_left(self, is_in_flight: bool) -> int:
+        """How many tokens it may still commit, at most; a step in flight commits one at least."""
+        limit = self.entry.session.stops.max_new_tokens
         assert limit is not None
-        num_left = limit - len(entry.session.output)
+        return limit - len(self.entry.session.output) - is_in_flight
+
+    def view(self, is_in_flight: bool) -> RequestView:
+        """What a producer and the target see of it.
+
+        Args:
+            is_in_flight: whether a step that it takes part in is not resolved.
+        """
+        request, entry = self.request, self.entry
         return RequestView(
-            request.request_id, entry.tokens, entry.num_prompt_tokens, max(0, num_left - 1), request.sampling
+            request.request_id,
+            entry.tokens,
+            entry.num_prompt_tokens,
+            max(0, self.num_left(is_in_flight) - 1),
+            request.sampling,
         )
 
     def output(self) -> RequestOutput:

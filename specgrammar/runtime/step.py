@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch, TreeProducer
-from specgrammar.protocols.staging import StagingStrategy
+from specgrammar.protocols.staging import Device, StagingStrategy
 from specgrammar.protocols.target import TargetModel
 from specgrammar.runtime.drafts import current_draft
 from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import LaunchedStep, MaskPolicy
-from specgrammar.runtime.results import step_result
+from specgrammar.runtime.results import PublishedStep
 from specgrammar.runtime.trace import Trace
 
 
@@ -25,16 +25,18 @@ class StepParts:
     target: TargetModel
     ledger: Ledger
     masking: MaskPolicy
+    device: Device
     vocabulary: Vocabulary
     trace: Trace
 
 
-def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = False) -> None:
-    """Draft, verify, mask, accept, publish.
+def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = False) -> PublishedStep:
+    """Draft, verify, mask, accept, publish; returns what was published.
 
-    The ledger has resolved the histories that `batch` shows. From `target.verify` on the device is busy and the
-    host works under it: the mask policy moves the grammars, builds masks, waits for the logits and accepts. On
-    a CPU without a stream the forward runs inside `target.verify`.
+    From `target.verify` on the device is busy and the host works under it: the mask policy waits for the step
+    before where that is unresolved, moves the grammars and builds masks. What comes behind the forward (mask,
+    acceptance, the cache that is kept) is launched, too, and on a stream the next step may begin before it is
+    done. On a CPU without a stream everything runs inside its launch.
     """
     ledger, span = parts.ledger, parts.trace.span
     sessions = [ledger.entries[request.request_id].session for request in batch.requests]
@@ -42,16 +44,20 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
         if parts.producer.needs == "grammar":
             with span("barrier"):
                 ledger.advance_pending()
-        tree = current_draft(parts.producer.propose(batch), batch, parts.vocabulary, parts.trace)
+        drafted = parts.producer.propose(batch)
+        tree = current_draft(drafted, batch, parts.vocabulary, parts.device, parts.trace)
         staged = parts.staging.stage(tree)
     launched_at = time.perf_counter()
     with span("launch"):
         pending = parts.target.verify(batch, tree)
-    verified = parts.masking.verify(
-        LaunchedStep(batch, sessions, staged, tree.sampled, pending, want_logprobs, tree.num_nodes, launched_at)
-    )
+    step = LaunchedStep(batch, sessions, tree, staged, pending, want_logprobs, launched_at)
+    verified = parts.masking.verify(step)
     with span("commit"):
+        if verified.paths.done():
+            verified.paths.value()  # a failed step is not committed
         parts.target.commit(batch, verified.paths)
-        ledger.publish(step_result(batch, verified.status, staged.resolve(), verified.paths))
-    num_accepted = int(verified.paths.accept_length.sum())
-    parts.trace.count(verified.status, tree.cu_nodes, verified.num_rows, num_accepted)
+        has_grammar = any(session.cursor is not None for session in sessions)
+        published = PublishedStep(batch, staged.resolve(), verified.status, verified.paths, has_grammar)
+        ledger.publish(published)
+    parts.trace.count(verified.status, tree.cu_nodes, verified.num_rows, batch.unresolved is not None)
+    return published

@@ -30,8 +30,9 @@ class Trace:
             that nothing is counted twice.
         device_seconds: what the device's work took, by label; empty where the device does not tell.
         num_steps: target forwards.
+        num_overlapped_steps: of these, those launched before the host had the result of the step before.
         num_draft_tokens: draft tokens verified, roots and padding not counted.
-        num_accepted: of these, those on an accepted path.
+        num_accepted: of these, those that were committed.
         num_rejected_by_grammar: of these, those that are illegal or below an illegal one, as far as the grammar
             was asked: lazily masked steps ask it about the target's path alone.
         num_mask_rows: bitmask rows filled.
@@ -42,6 +43,7 @@ class Trace:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     device_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     num_steps: int = 0
+    num_overlapped_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
     num_rejected_by_grammar: int = 0
@@ -78,16 +80,19 @@ class Trace:
         return self.num_draft_tokens - self.num_accepted - self.num_rejected_by_grammar
 
     def count(
-        self, status: NDArray[np.int8], cu_nodes: NDArray[np.int64], num_rows: int, num_accepted: int
+        self, status: NDArray[np.int8], cu_nodes: NDArray[np.int64], num_rows: int, is_overlapped: bool
     ) -> None:
-        """End a step: count its nodes by their statuses, and by where each request's begin and end."""
+        """End a step: count its nodes by their statuses, and by where each request's begin and end.
+
+        What becomes of the drafts in the end is added to `num_accepted` when it is known.
+        """
         is_draft = np.ones(len(status), np.bool_)
         is_draft[cu_nodes[:-1]] = False
         drafts = status[is_draft]
         self.num_steps += 1
         self.num_draft_tokens += int(np.count_nonzero(drafts != NodeStatus.PADDING))
         self.num_rejected_by_grammar += int(np.count_nonzero(drafts == NodeStatus.REJECTED))
-        self.num_accepted += num_accepted
+        self.num_overlapped_steps += is_overlapped
         self.num_mask_rows += num_rows
         if self.timeline is not None:
             self.timeline.end_step(time.perf_counter())

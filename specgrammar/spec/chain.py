@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from specgrammar.checks import check_choice, check_int
 from specgrammar.errors import ConfigError, ModelError
@@ -16,6 +16,7 @@ from specgrammar.protocols.spec import (
     CausalDrafter,
     Commit,
     DecodeBatch,
+    Drafts,
     Needs,
     ProducerContext,
     Proposal,
@@ -23,11 +24,13 @@ from specgrammar.protocols.spec import (
     Topology,
     TreeProducer,
 )
+from specgrammar.protocols.staging import Device
 from specgrammar.spec.logs import Lanes
 from specgrammar.spec.options import check_match_lengths
 from specgrammar.spec.places import NgramPlaces
 from specgrammar.spec.requests import RequestHistories
-from specgrammar.trees.tree import DraftTree, HostTree, SampledProposals
+from specgrammar.spec.roots import roots_tree
+from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree, SampledProposals
 
 PROMPT_LOOKUP = "prompt_lookup"
 """The drafter that needs no model."""
@@ -81,8 +84,8 @@ class ChainAlgorithm:
         return Proposal.SAMPLED if self.draft_sampling == "sampled" else Proposal.POINT
 
     def supports_grammar_overlap(self) -> bool:
-        """False: histories are read before the launch. The grammar still advances under the forward."""
-        return False
+        """True with a draft model. Prompt lookup reads histories before the launch."""
+        return self.drafter != PROMPT_LOOKUP
 
     def make_producer(self, context: ProducerContext) -> TreeProducer:
         """Build the producer.
@@ -98,7 +101,7 @@ class ChainAlgorithm:
                 f"chain: drafter = {self.drafter!r} has {drafter.vocab_size} tokens, the target "
                 f"{context.vocabulary.vocab_size}; expected a model with the target's tokenizer"
             )
-        return ModelProducer(self, drafter)
+        return ModelProducer(self, drafter, context.device)
 
 
 class LookupProducer:
@@ -131,49 +134,57 @@ class LookupProducer:
 
 
 class ModelProducer:
-    """Proposes what a draft model says."""
+    """Proposes what a draft model says; the ids stay on the device, and no launch waits for them."""
 
-    needs: Needs = "history"
+    needs: Needs = "nothing"
 
-    def __init__(self, options: ChainAlgorithm, drafter: CausalDrafter) -> None:
-        """Take over a drafter; nobody else may call it."""
+    def __init__(self, options: ChainAlgorithm, drafter: CausalDrafter, device: Device) -> None:
+        """Take over a drafter, whose work is on this device's stream; nobody else may call it."""
         self._options = options
         self._drafter = drafter
+        self._device = device
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One chain per request, see `TreeProducer`.
 
         The drafter is asked once for the whole batch, for as many tokens as the request needs that needs most.
-        A chain ends before an id that is no token of the drafter's: a model whose logits are NaN says -1.
+        A chain is cut before an id that is no token of the drafter's: a model whose logits are NaN says -1.
 
         Raises:
             ModelError: the drafter's answer has another shape than was asked for.
         """
-        lengths = [_num_draft_tokens(self._options, view) for view in batch.requests]
-        width = max(lengths, default=0)
+        lengths = np.array([_num_draft_tokens(self._options, view) for view in batch.requests], dtype=np.int64)
+        width = int(lengths.max(initial=0))
         if width == 0:
-            return _tree(batch, [[view.tokens[-1]] for view in batch.requests])
-        draws = [self._options.draft_sampling == "sampled" and not v.sampling.greedy for v in batch.requests]
-        drafts, q = self._drafter.draft(batch, width, sampled=any(draws))
-        if drafts.shape != (len(batch), width):
-            raise self._misshapen("token ids", drafts.shape, (len(batch), width))
-        lengths = np.minimum(lengths, _num_leading_tokens(drafts, self._drafter.vocab_size)).tolist()
-        chains = [
-            [view.tokens[-1], *row[:length]]
-            for view, row, length in zip(batch.requests, drafts.tolist(), lengths, strict=True)
-        ]
-        if not any(draws):
-            return _tree(batch, chains)
-
-        q_shape = (len(batch), width, self._drafter.vocab_size)
-        if q is None or tuple(q.shape) != q_shape:
-            raise self._misshapen("probabilities", None if q is None else tuple(q.shape), q_shape)
-        row_of_node: list[int] = []
-        for request, (length, draw) in enumerate(zip(lengths, draws, strict=True)):
-            first = request * width
-            row_of_node += [-1, *(range(first, first + length) if draw else [-1] * length)]
-        rows = np.array(row_of_node, dtype=np.int64)
-        return _tree(batch, chains, SampledProposals(rows, q.reshape(-1, q.shape[-1])))
+            return roots_tree(batch, self._device)
+        draws = np.array(
+            [self._options.draft_sampling == "sampled" and not v.sampling.greedy for v in batch.requests]
+        )
+        drafts = self._drafter.draft(batch, width, sampled=bool(draws.any()))
+        self._check("token ids", drafts.tokens, (len(batch), 1 + width))
+        column = np.arange(1 + width)
+        is_node = column <= lengths[:, None]
+        cu_nodes = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths + 1)))
+        tokens = torch.empty(int(cu_nodes[-1]), dtype=torch.int64, device=drafts.tokens.device)
+        nodes = torch.from_numpy(is_node)
+        made = self._device.launch(lambda: self._write(tokens, drafts, nodes), "draft")
+        sampled = None
+        if draws.any():
+            self._check("probabilities", drafts.q, (len(batch), width, self._drafter.vocab_size))
+            rows = np.where(
+                draws[:, None] & (column > 0), column - 1 + width * np.arange(len(batch))[:, None], -1
+            )
+            assert drafts.q is not None
+            sampled = SampledProposals(rows[is_node], drafts.q.view(-1, drafts.q.shape[-1]))
+        return DraftTree(
+            batch.step,
+            cu_nodes,
+            device=DeviceTree(tokens),
+            made=made,
+            sampled=sampled,
+            source=np.zeros(len(tokens), dtype=np.int16),
+            sources=("chain",),
+        )
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Let the drafter forget finished requests; it sees what was committed in the next batch."""
@@ -181,24 +192,27 @@ class ModelProducer:
             if commit.finished:
                 self._drafter.forget(commit.request_id)
 
-    def _misshapen(self, what: str, found: tuple[int, ...] | None, expected: tuple[int, ...]) -> ModelError:
-        return ModelError(
-            f"drafter {self._options.drafter!r} returned {what} of shape {found}; expected {expected}"
-        )
+    def _write(self, tokens: torch.Tensor, drafts: Drafts, is_node: torch.Tensor) -> None:
+        """The nodes' ids, on the stream; -1 from the first that is no token on."""
+        drafts.made.value()
+        is_token = (drafts.tokens >= 0) & (drafts.tokens < self._drafter.vocab_size)
+        is_token[:, 0] = True  # the root is the target's
+        ids = torch.where(is_token.cumprod(dim=1).bool(), drafts.tokens, -1)
+        tokens.copy_(ids[is_node.to(ids.device)])
+
+    def _check(self, what: str, found: torch.Tensor | None, expected: tuple[int, ...]) -> None:
+        shape = None if found is None else tuple(found.shape)
+        if shape != expected:
+            raise ModelError(
+                f"drafter {self._options.drafter!r} returned {what} of shape {shape}; expected {expected}"
+            )
 
 
 def _num_draft_tokens(options: ChainAlgorithm, view: RequestView) -> int:
     return min(options.num_draft_tokens, view.max_draft_tokens)
 
 
-def _num_leading_tokens(drafts: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """How many ids of each row come before the first that is outside of the vocabulary."""
-    good = (drafts >= 0) & (drafts < vocab_size)
-    num_leading: NDArray[np.int64] = np.cumprod(good, axis=1, dtype=np.int64).sum(axis=1)
-    return num_leading
-
-
-def _tree(batch: DecodeBatch, chains: list[list[int]], sampled: SampledProposals | None = None) -> DraftTree:
+def _tree(batch: DecodeBatch, chains: list[list[int]]) -> DraftTree:
     host = HostTree.from_chains(chains)
     source = np.zeros(host.num_nodes, dtype=np.int16)
-    return DraftTree(batch.step, host.cu_nodes, host, sampled=sampled, source=source, sources=("chain",))
+    return DraftTree(batch.step, host.cu_nodes, host, source=source, sources=("chain",))

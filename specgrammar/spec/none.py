@@ -15,7 +15,9 @@ from specgrammar.protocols.spec import (
     Proposal,
     Topology,
 )
-from specgrammar.trees.tree import DraftTree, HostTree
+from specgrammar.protocols.staging import Device
+from specgrammar.spec.roots import roots_tree
+from specgrammar.trees.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -35,23 +37,26 @@ class NoSpeculation:
         return Proposal.POINT
 
     def supports_grammar_overlap(self) -> bool:
-        """False: the root is the last committed token, so the step before has to be resolved."""
-        return False
+        """True: the root is taken from where the step before leaves it."""
+        return True
 
-    def make_producer(self, context: ProducerContext) -> RootProducer:  # noqa: ARG002  # the protocol's
-        """Build the producer; nothing of the context is used."""
-        return RootProducer()
+    def make_producer(self, context: ProducerContext) -> RootProducer:
+        """Build the producer."""
+        return RootProducer(context.device)
 
 
 class RootProducer:
     """Proposes each request's root."""
 
-    needs: Needs = "history"
+    needs: Needs = "nothing"
+
+    def __init__(self, device: Device) -> None:
+        """Roots that the host does not know yet are written on this device's stream."""
+        self._device = device
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One node per request."""
-        host = HostTree.roots([view.tokens[-1] for view in batch.requests])
-        return DraftTree.from_host(batch.step, host)
+        return roots_tree(batch, self._device)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Nothing is learnt."""

@@ -30,6 +30,8 @@ from specgrammar.trees.ragged import dense_slots, dense_width, doublings, flat_l
 if TYPE_CHECKING:
     import torch
 
+    from specgrammar.protocols.staging import Launched
+
 
 @dataclass(frozen=True, eq=False)
 class HostTree:
@@ -221,6 +223,7 @@ class DraftTree:
         cu_nodes: int64 `[bs + 1]`, always known on the host (capacity, padding included).
         host: the arrays that the host has; None where a device made the tree.
         device: the arrays that a device has.
+        made: the work that writes `device`; raises where it failed. None where nothing is still to be written.
         sampled: q of the `SAMPLED` nodes; None if every node is a `POINT`.
         score: float32 `[num_nodes]` expected acceptance of a node given its parent, NaN where unknown; None
             if the producer does not say.
@@ -232,6 +235,7 @@ class DraftTree:
     cu_nodes: NDArray[np.int64]
     host: HostTree | None = None
     device: DeviceTree = field(default_factory=DeviceTree)
+    made: Launched[object] | None = None
     sampled: SampledProposals | None = None
     score: NDArray[np.float32] | None = None
     source: NDArray[np.int16] | None = None

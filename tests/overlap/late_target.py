@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from specgrammar.protocols.grammar import Vocabulary
-from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
+from specgrammar.protocols.spec import CausalDrafter, CommittedTokens, DecodeBatch
 from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.trees.tree import DraftTree, HostTree
@@ -45,6 +43,7 @@ class LateTarget:
     max_length: int | None = None
     max_batch_size: int | None = None
     supports_resample: bool = True
+    supports_unresolved: bool = True
     cache: dict[str, list[int]] = field(default_factory=dict)
     works: list[Launched[None]] = field(default_factory=list)
     is_full: Callable[[], bool] = lambda: False
@@ -64,13 +63,16 @@ class LateTarget:
 
     def verify(self, batch: DecodeBatch, tree: DraftTree) -> Launched[torch.Tensor]:
         """Launch a forward over every node; it fails if the cache is not the committed history."""
-        requests = [(view.request_id, list(view.tokens)) for view in batch.requests]
+        known = [(view.request_id, list(view.tokens)) for view in batch.requests]
+        unresolved = batch.unresolved
 
         def forward() -> torch.Tensor:
             self._verified = host = _as_it_is_now(tree)
             parents = host.parents().tolist()
+            committed = [[]] * len(known) if unresolved is None else rows_of(unresolved.value())
             rows = []
-            for b, (request_id, history) in enumerate(requests):
+            for b, (request_id, begin) in enumerate(known):
+                history = [*begin, *committed[b]]
                 cached, nodes = self.cache[request_id], host.request_slice(b)
                 assert [*cached, history[-1]] == history, "the cache is not the history"
                 contexts: list[list[int]] = []
@@ -83,15 +85,16 @@ class LateTarget:
 
         return self.device.launch(forward, "forward")
 
-    def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
+    def commit(self, batch: DecodeBatch, paths: Launched[AcceptedPaths]) -> None:
         """Keep the root and the accepted nodes."""
         requests = [view.request_id for view in batch.requests]
 
         def keep() -> None:
             assert self._verified is not None
+            found = paths.value()
             for b, request_id in enumerate(requests):
                 tokens = self._verified.draft_tokens[self._verified.request_slice(b)]
-                self.cache[request_id] += tokens[paths.accept_index[b, : paths.accept_length[b] + 1]].tolist()
+                self.cache[request_id] += tokens[found.accept_index[b, : found.accept_length[b] + 1]].tolist()
 
         self.works.append(self.device.launch(keep, "commit"))
 
@@ -104,6 +107,12 @@ class LateTarget:
         self.works.append(self.device.launch(forget, "remove"))
 
 
+def rows_of(committed: CommittedTokens) -> list[list[int]]:
+    """The tokens of each request."""
+    counts = committed.num_tokens.tolist()
+    return [row[:count] for row, count in zip(committed.tokens.tolist(), counts, strict=True)]
+
+
 def parts_of(tree: DraftTree) -> list[torch.Tensor]:
     """Tokens, first children and siblings on the device."""
     parts = (tree.device.draft_tokens, tree.device.retrieve_next_token, tree.device.retrieve_next_sibling)
@@ -113,8 +122,9 @@ def parts_of(tree: DraftTree) -> list[torch.Tensor]:
 def _as_it_is_now(tree: DraftTree) -> HostTree:
     if tree.host is not None:
         return tree.host
-    parts: list[NDArray[np.int64]] = [part.numpy().copy() for part in parts_of(tree)]
-    return HostTree(tree.cu_nodes, *parts)
+    device = tree.device
+    parts = (device.draft_tokens, device.retrieve_next_token, device.retrieve_next_sibling)
+    return HostTree(tree.cu_nodes, *(torch.as_tensor(part).numpy().copy() for part in parts))
 
 
 def _work_in(tree: DraftTree) -> None:

@@ -18,10 +18,11 @@ from specgrammar.protocols.spec import (
     SpecAlgorithm,
     Topology,
     TreeProducer,
+    supports_grammar_overlap,
 )
 from specgrammar.protocols.staging import Device
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
-from tests.overlap.late_target import NUM_TEXTS, logits_behind
+from tests.overlap.late_target import NUM_TEXTS, logits_behind, rows_of
 
 Choose = Callable[[int], int]
 """A number in [0, n); who makes the schedule decides which."""
@@ -36,7 +37,12 @@ class DeviceDrafts:
 
     device: Device
     needs: Needs
+    overlaps: bool = True
     api_version: Literal[1] = 1
+
+    def supports_grammar_overlap(self) -> bool:
+        """As asked for."""
+        return self.overlaps
 
     @property
     def topology(self) -> Topology:
@@ -63,13 +69,15 @@ class DeviceProducer:
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """Trees of always the same capacity; what is deeper than a request needs is padding."""
         requests = [(list(view.tokens), view.max_draft_tokens) for view in batch.requests]
+        unresolved = batch.unresolved
         cu_nodes = np.arange(len(batch) + 1, dtype=np.int64) * len(_PARENTS)
         parts = [torch.full((int(cu_nodes[-1]),), -5, dtype=torch.int64) for _ in range(3)]
 
         def draft() -> None:
             tokens, parents = [], []
-            for history, depth in requests:
-                for token, parent in _tree(history, depth):
+            committed = [[]] * len(requests) if unresolved is None else rows_of(unresolved.value())
+            for (begin, depth), news in zip(requests, committed, strict=True):
+                for token, parent in _tree([*begin, *news], depth):
                     tokens.append(token)
                     parents.append(parent)
             host = HostTree.from_parents(cu_nodes, np.array(tokens, np.int64), np.array(parents, np.int64))
@@ -77,8 +85,8 @@ class DeviceProducer:
             for part, array in zip(parts, made, strict=True):
                 part.copy_(torch.from_numpy(array))
 
-        self._device.launch(draft, "draft")
-        return DraftTree(batch.step, cu_nodes, device=DeviceTree(*parts))
+        made = self._device.launch(draft, "draft")
+        return DraftTree(batch.step, cu_nodes, device=DeviceTree(*parts), made=made)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Nothing is learnt."""
@@ -114,6 +122,10 @@ class SometimesLate:
     def proposal(self) -> Proposal:
         """As the algorithm's."""
         return self.algorithm.proposal
+
+    def supports_grammar_overlap(self) -> bool:
+        """As the algorithm does."""
+        return supports_grammar_overlap(self.algorithm)
 
     def make_producer(self, context: ProducerContext) -> LateProducer:
         """The algorithm's, made late."""

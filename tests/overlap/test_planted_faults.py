@@ -22,7 +22,7 @@ from specgrammar.grammar.staging import Copying, FromDevice
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import Commit, DecodeBatch
-from specgrammar.protocols.staging import StagedTree
+from specgrammar.protocols.staging import Device, Launched, StagedTree
 from specgrammar.runtime import masking
 from specgrammar.runtime import step as step_module
 from specgrammar.runtime.device import DoneEvent
@@ -47,7 +47,7 @@ ON_HOST_LAZILY = partial(run_schedule, algorithm="ngram", policy="lazy")
 PLAYS: list[Play] = [ON_DEVICE, ON_DEVICE_LAZILY, ON_HOST, ON_HOST_LAZILY, run_masks]
 
 OTHER_OUTPUT = "another output than alone|not a beginning of its tokens"
-OTHER_HISTORY = f"{OTHER_OUTPUT}|the cache is not the history"
+OTHER_HISTORY = f"{OTHER_OUTPUT}|the cache is not the history|but the history ends with"
 OTHER_ROWS = "a row of another step's"
 POISON = "TreeError: request"
 TOO_EARLY = "was read before it was done"
@@ -84,7 +84,7 @@ def test_with_every_guard_in_its_place_they_pass(play: Play) -> None:
 @pytest.mark.parametrize("play", [ON_DEVICE, ON_DEVICE_LAZILY])
 def test_the_copy_of_a_tree_is_not_waited_for(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(self: Copying) -> HostTree:
-        return HostTree(self._cu_nodes, *self._parts.values())
+        return HostTree(self._drafted.cu_nodes, *self._parts.values())
 
     monkeypatch.setattr(Copying, "resolve", resolve)
     assert_noticed(play, POISON)
@@ -167,7 +167,7 @@ def test_a_result_comes_twice(is_guarded: bool, monkeypatch: pytest.MonkeyPatch)
     """Each step's result is published again behind the next one's; its step tells that it was applied."""
     publish, apply = Ledger.publish, Ledger._apply
 
-    def again(self: Ledger, result: StepResult) -> None:
+    def again(self: Ledger, result: Launched[StepResult]) -> None:
         publish(self, result)
         publish(self, result)
 
@@ -196,9 +196,11 @@ def test_drafts_of_any_step_are_accepted(play: Play, monkeypatch: pytest.MonkeyP
 def test_drafts_are_accepted_by_their_step_alone(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """The roots of the tree are not compared with the histories."""
 
-    def by_step(tree: DraftTree, batch: DecodeBatch, vocabulary: Vocabulary, trace: Trace) -> DraftTree:
+    def by_step(
+        tree: DraftTree, batch: DecodeBatch, vocabulary: Vocabulary, device: Device, trace: Trace
+    ) -> DraftTree:
         is_of_step = tree.step == batch.step and tree.bs == len(batch)
-        return tree if is_of_step else current_draft(tree, batch, vocabulary, trace)
+        return tree if is_of_step else current_draft(tree, batch, vocabulary, device, trace)
 
     monkeypatch.setattr(step_module, "current_draft", by_step)
     assert_noticed(play, OTHER_HISTORY)

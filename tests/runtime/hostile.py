@@ -138,7 +138,7 @@ class HostileTarget(ToyTarget):
         launched: Launched[torch.Tensor] = self.device.launch(forward, "forward")
         return launched
 
-    def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
+    def commit(self, batch: DecodeBatch, paths: Launched[AcceptedPaths]) -> None:
         if self.loses_in == "commit" and self.num_forwards in self.lost:
             raise LostStepError
         super().commit(batch, paths)

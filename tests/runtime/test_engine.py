@@ -328,7 +328,7 @@ def test_a_step_that_fails_gives_its_memory_back() -> None:
         ready = verify(batch, tree)
         if failing:
             failing.pop()
-            ready.wait = _device_error  # type: ignore[method-assign]  # the planted fault
+            ready.value = ready.wait = _device_error  # type: ignore[method-assign]  # the planted fault
         return ready
 
     target.verify = broken  # type: ignore[method-assign]  # the planted fault

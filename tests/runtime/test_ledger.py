@@ -9,12 +9,23 @@ from hypothesis import strategies as st
 from specgrammar.errors import ConfigError
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
+from specgrammar.protocols.spec import Commit
 from specgrammar.runtime.ledger import Ledger, RequestResult, StepResult
+from specgrammar.runtime.outcome import Outcome
 from tests.toys import GRAMMARS, STOP, VOCABULARY, legal_ids, matcher
 
 
 def result(tokens: list[int], request_id: str = "a", has_bonus: bool = True) -> RequestResult:
     return RequestResult(request_id, tuple(tokens), 3, has_bonus)
+
+
+def known(step_result: StepResult) -> Outcome[StepResult]:
+    return Outcome(lambda: step_result)
+
+
+def take(ledger: Ledger) -> list[Commit]:
+    ledger.resolve()
+    return ledger.take_commits()
 
 
 def joined(session: GrammarSession, step: int = 0) -> Ledger:
@@ -31,7 +42,7 @@ def test_invariant_6_advance_happens_once_whoever_calls_it(calls: list[str]) -> 
     step = 0
     for call in calls:
         if call == "publish":
-            ledger.publish(StepResult(step, (result([0, 1] if step % 2 else [3]),)))
+            ledger.publish(known(StepResult(step, (result([0, 1] if step % 2 else [3]),))))
             step += 1
         elif call == "resolve":
             ledger.resolve()
@@ -58,14 +69,14 @@ def test_invariant_7_each_step_counts_once_and_only_for_its_own_request(
     expected: list[int] = []
     last, num_stale = -1, 0
     for step, token in results:
-        ledger.publish(StepResult(step, (result([token]), result([5], "gone"))))
+        ledger.publish(known(StepResult(step, (result([token]), result([5], "gone")))))
         num_stale += 1
         if step >= joined_at and step > last:
             expected.append(token)
             last = step
         else:
             num_stale += 1
-    commits = ledger.resolve()
+    commits = take(ledger)
     assert session.output == expected
     assert [commit.tokens for commit in commits] == [(token,) for token in expected]
     assert ledger.num_stale == num_stale
@@ -74,27 +85,27 @@ def test_invariant_7_each_step_counts_once_and_only_for_its_own_request(
 def test_nothing_behind_the_end_is_kept_and_an_ended_request_is_skipped() -> None:
     session = GrammarSession(VOCABULARY, matcher("xgrammar", GRAMMARS[0]))
     ledger = joined(session)
-    ledger.publish(StepResult(0, (result([3, 2, STOP, 0, 1]),)))
-    ledger.publish(StepResult(1, (result([0]),)))
-    first, second = ledger.resolve()
+    ledger.publish(known(StepResult(0, (result([3, 2, STOP, 0, 1]),))))
+    ledger.publish(known(StepResult(1, (result([0]),))))
+    (commit,) = take(ledger)
     ledger.advance_pending()
-    assert (first.tokens, first.num_accepted, first.finished) == ((3, 2, STOP), 3, True)
-    assert (second.tokens, second.finished) == ((), True)
+    assert (commit.tokens, commit.num_accepted, commit.finished) == ((3, 2, STOP), 3, True)
+    assert ledger.num_stale == 1
     assert (session.output, session.finish, session.error) == ([3, 2, STOP], "stop", None)
 
 
 def test_a_path_that_ends_in_the_stop_token_needs_no_bonus_token() -> None:
     session = GrammarSession(VOCABULARY, matcher("xgrammar", GRAMMARS[0]))
     ledger = joined(session)
-    ledger.publish(StepResult(0, (result([4, STOP], has_bonus=False),)))
-    (commit,) = ledger.resolve()
+    ledger.publish(known(StepResult(0, (result([4, STOP], has_bonus=False),))))
+    (commit,) = take(ledger)
     assert (commit.num_accepted, session.finish) == (2, "stop")
 
 
 def test_invariant_9_no_token_at_all_is_an_error_and_not_an_endless_loop() -> None:
     session = GrammarSession(VOCABULARY)
     ledger = joined(session)
-    ledger.publish(StepResult(0, (result([0], has_bonus=False),)))
+    ledger.publish(known(StepResult(0, (result([0], has_bonus=False),))))
     ledger.resolve()
     assert session.output == [0]
     assert session.finish == "error"
@@ -104,8 +115,8 @@ def test_invariant_9_no_token_at_all_is_an_error_and_not_an_endless_loop() -> No
 def test_the_limit_cuts_a_path_and_its_logprobs() -> None:
     session = GrammarSession(VOCABULARY, stops=StopRules(max_new_tokens=2))
     ledger = joined(session)
-    ledger.publish(StepResult(0, (RequestResult("a", (0, 1, 2), 2, True, (-1.0, -2.0, -3.0)),)))
-    (commit,) = ledger.resolve()
+    ledger.publish(known(StepResult(0, (RequestResult("a", (0, 1, 2), 2, True, (-1.0, -2.0, -3.0)),))))
+    (commit,) = take(ledger)
     assert (commit.tokens, commit.num_accepted) == ((0, 1), 2)
     assert ledger.entries["a"].logprobs == [-1.0, -2.0]
 
@@ -113,12 +124,25 @@ def test_the_limit_cuts_a_path_and_its_logprobs() -> None:
 def test_results_that_are_queued_for_a_request_that_left_are_dropped() -> None:
     session = GrammarSession(VOCABULARY)
     ledger = joined(session)
-    ledger.publish(StepResult(0, (result([0]),)))
+    ledger.join("b", [7], GrammarSession(VOCABULARY), step=0)
+    ledger.publish(known(StepResult(0, (result([0]),))))
     ledger.leave("a")
     again = GrammarSession(VOCABULARY)
     ledger.join("a", [7], again, step=1)
-    assert ledger.resolve() == []
+    assert take(ledger) == []
     assert (session.output, again.output, ledger.num_stale) == ([], [], 1)
+
+
+def test_nobody_waits_for_a_step_whose_requests_have_all_left() -> None:
+    ledger = joined(GrammarSession(VOCABULARY))
+
+    def never() -> StepResult:
+        raise AssertionError
+
+    ledger.publish(Outcome(never))
+    ledger.leave("a")
+    assert ledger.is_resolved
+    assert take(ledger) == []
 
 
 def test_an_id_in_flight_is_not_taken_twice() -> None:

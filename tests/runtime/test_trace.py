@@ -19,7 +19,7 @@ from tests.runtime.timelines import regular
 
 
 def end_step(trace: Trace) -> None:
-    trace.count(np.array([NodeStatus.LIVE], np.int8), np.array([0, 1]), 1, 0)
+    trace.count(np.array([NodeStatus.LIVE], np.int8), np.array([0, 1]), 1, False)
 
 
 def test_a_span_inside_another_takes_its_time_away() -> None:

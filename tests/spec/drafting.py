@@ -8,8 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specgrammar.grammar.staging import staging_for
 from specgrammar.protocols.grammar import Vocabulary
-from specgrammar.protocols.spec import Commit, DecodeBatch, ProducerContext, RequestView
+from specgrammar.protocols.spec import Commit, DecodeBatch, Drafts, ProducerContext, RequestView
+from specgrammar.runtime.device import InlineDevice
+from specgrammar.runtime.outcome import Outcome
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.trees.tree import DraftTree, HostTree
 
@@ -40,8 +43,8 @@ def commit(tokens: Sequence[int], request_id: str = "r", *, finished: bool = Fal
 
 
 def host(tree: DraftTree) -> HostTree:
-    assert tree.host is not None
-    return tree.host
+    """The tree as a step would get it, from wherever it was made."""
+    return staging_for("chain", InlineDevice()).stage(tree).resolve()
 
 
 def paths(tree: DraftTree, request: int = 0) -> list[tuple[int, ...]]:
@@ -52,7 +55,9 @@ def paths(tree: DraftTree, request: int = 0) -> list[tuple[int, ...]]:
     found[0] = ()
     for node in range(end - start):
         parent = found[node]
-        assert parent is not None, f"node {node} comes before its parent"
+        if parent is None:
+            assert forest.draft_tokens[start + node] < 0, f"node {node} comes before its parent"
+            continue
         child = int(forest.retrieve_next_token[start + node])
         while child >= 0:
             found[child] = (*parent, int(forest.draft_tokens[start + child]))
@@ -101,26 +106,25 @@ class MarkovDrafter:
             q[:] = weights / weights.sum()
         return q
 
-    def draft(
-        self, batch: DecodeBatch, num_tokens: int, *, sampled: bool
-    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
+    def draft(self, batch: DecodeBatch, num_tokens: int, *, sampled: bool) -> Drafts:
         ids = [request.request_id for request in batch.requests]
         assert ids
         assert len(set(ids)) == len(ids)
         assert num_tokens >= 1
         self.calls.append((num_tokens, sampled))
-        tokens = np.zeros((len(batch), num_tokens), dtype=np.int64)
+        tokens = np.zeros((len(batch), 1 + num_tokens), dtype=np.int64)
         q = np.zeros((len(batch), num_tokens, self.vocab_size), dtype=np.float32)
         for row, request in enumerate(batch.requests):
             self.kept[request.request_id] = list(request.tokens)
-            last = request.tokens[-1]
+            tokens[row, 0] = last = request.tokens[-1]
             for column in range(num_tokens):
                 q[row, column] = self.q(last, request.sampling if sampled else SamplingParams())
                 noise = np.random.default_rng((request.sampling.seed, len(request.tokens) + column))
                 p = q[row, column].astype(np.float64)
                 last = int(noise.choice(self.vocab_size, p=p / p.sum()))
-                tokens[row, column] = last
-        return tokens, torch.from_numpy(q) if sampled else None
+                tokens[row, 1 + column] = last
+        made: Outcome[None] = Outcome(lambda: None)
+        return Drafts(torch.from_numpy(tokens), torch.from_numpy(q) if sampled else None, made)
 
     def forget(self, request_id: str) -> None:
         self.kept.pop(request_id, None)
@@ -129,10 +133,10 @@ class MarkovDrafter:
 def context(drafter: MarkovDrafter | None = None, max_batch_size: int = 8) -> ProducerContext:
     """What an engine gives: with a drafter it loads that one under the name "markov"."""
     if drafter is None:
-        return ProducerContext(VOCABULARY, max_batch_size)
+        return ProducerContext(VOCABULARY, max_batch_size, InlineDevice())
 
     def load(name: str) -> MarkovDrafter:
         assert name == "markov"
         return drafter
 
-    return ProducerContext(VOCABULARY, max_batch_size, load)
+    return ProducerContext(VOCABULARY, max_batch_size, InlineDevice(), load)

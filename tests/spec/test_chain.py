@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, ModelError
-from specgrammar.protocols.spec import DecodeBatch, Proposal, Topology
+from specgrammar.protocols.spec import DecodeBatch, Drafts, Proposal, Topology
 from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.spec.sampling import SamplingParams
 from tests.spec.drafting import VOCAB_SIZE, MarkovDrafter, arrays, batch, commit, context, host, paths, view
@@ -160,16 +160,14 @@ class BrokenDrafter(MarkovDrafter):
         super().__init__()
         self.fault = fault
 
-    def draft(
-        self, batch: DecodeBatch, num_tokens: int, *, sampled: bool
-    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
-        tokens, q = super().draft(batch, num_tokens, sampled=sampled)
+    def draft(self, batch: DecodeBatch, num_tokens: int, *, sampled: bool) -> Drafts:
+        drafts = super().draft(batch, num_tokens, sampled=sampled)
         if self.fault == "too few tokens":
-            return tokens[:, :-1], q
+            return replace(drafts, tokens=drafts.tokens[:, :-1])
         if self.fault == "no q":
-            return tokens, None
-        assert q is not None
-        return tokens, q[:, :, :-1]
+            return replace(drafts, q=None)
+        assert drafts.q is not None
+        return replace(drafts, q=drafts.q[:, :, :-1])
 
 
 class LostDrafter(MarkovDrafter):
@@ -179,18 +177,15 @@ class LostDrafter(MarkovDrafter):
         super().__init__()
         self.lost, self.said = lost, said
 
-    def draft(
-        self, batch: DecodeBatch, num_tokens: int, *, sampled: bool
-    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
-        tokens, q = super().draft(batch, num_tokens, sampled=sampled)
-        for row, request in enumerate(batch.requests):
-            chain = [request.tokens[-1], *tokens[row].tolist()]
+    def draft(self, batch: DecodeBatch, num_tokens: int, *, sampled: bool) -> Drafts:
+        drafts = super().draft(batch, num_tokens, sampled=sampled)
+        for row, chain in enumerate(drafts.tokens.tolist()):
             for column in range(num_tokens):
                 if self.lost & set(chain[: column + 1]):
-                    tokens[row, column] = self.said
-                    if q is not None:
-                        q[row, column] = 0.0
-        return tokens, q
+                    drafts.tokens[row, 1 + column] = self.said
+                    if drafts.q is not None:
+                        drafts.q[row, column] = 0.0
+        return drafts
 
 
 @pytest.mark.parametrize("said", [-1, VOCAB_SIZE, -(2**62), 2**62])
@@ -228,7 +223,7 @@ def test_a_chain_ends_before_what_is_no_token(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("too few tokens", r"'markov' returned token ids of shape \(1, 3\); expected \(1, 4\)"),
+        ("too few tokens", r"'markov' returned token ids of shape \(1, 4\); expected \(1, 5\)"),
         ("no q", r"'markov' returned probabilities of shape None; expected \(1, 4, 16\)"),
         ("narrow q", r"'markov' returned probabilities of shape \(1, 4, 15\); expected \(1, 4, 16\)"),
     ],

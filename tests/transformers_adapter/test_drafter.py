@@ -1,6 +1,7 @@
 """The drafter's chains continue what is committed, whatever became of its earlier drafts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from specgrammar_transformers import TransformersDrafter
 from tests.transformers_adapter.tiny import (
     MAX_LENGTH,
     VOCAB,
+    InFlight,
     batch_of,
+    drafted,
     greedy_tokens,
     plain_logits,
     tiny_model,
@@ -41,13 +44,22 @@ def test_drafts_are_the_greedy_continuation_after_any_history(
     model = tiny_model(kind, seed=seed)
     drafter = TransformersDrafter(model, VOCAB, 3, make_device())
     sequences: dict[str, list[int]] = {}
+    news: dict[str, list[int]] = {}
     for step in range(15):
         if len(sequences) < 3 and (not sequences or rng.random() < 0.5):
             sequences[f"request {step}"] = rng.integers(VOCAB, size=int(rng.integers(1, 60))).tolist()
         names = [str(name) for name in rng.permutation(sorted(sequences))]
         names = names[: int(rng.integers(1, len(names) + 1))]
         count = int(rng.integers(1, 5))
-        drafts, q = drafter.draft(batch_of(step, sequences, names), count, sampled=False)
+        batch = batch_of(step, sequences, names)
+        if rng.random() < 0.5:  # what the last step committed is not known to the host
+            in_flight = {name: tokens for name, tokens in news.items() if name in names and rng.random() < 0.8}
+            known = {
+                name: tokens[: len(tokens) - len(in_flight.get(name, ()))] for name, tokens in sequences.items()
+            }
+            unresolved = InFlight([in_flight.get(name) for name in names])
+            batch = replace(batch_of(step, known, names), unresolved=unresolved)
+        drafts, q = drafted(drafter, batch, count, sampled=False)
         assert q is None
         assert drafts.shape == (len(names), count)
         assert drafts.dtype == np.int64
@@ -55,19 +67,21 @@ def test_drafts_are_the_greedy_continuation_after_any_history(
             assert drafts[row].tolist() == greedy_tokens(model, sequences[name], count)
             kept = int(rng.integers(count + 1))
             extra = int(rng.choice([1, 1, 1, 50]))
-            news = rng.integers(VOCAB, size=extra).tolist()
-            sequences[name] = [*sequences[name], *drafts[row, :kept].tolist(), *news]
+            news[name] = [*drafts[row, :kept].tolist(), *rng.integers(VOCAB, size=extra).tolist()]
+            sequences[name] = [*sequences[name], *news[name]]
+        news = {name: tokens for name, tokens in news.items() if name in names}
         if rng.random() < 0.2:
             gone = str(rng.choice(sorted(sequences)))
             drafter.forget(gone)
             del sequences[gone]
+            news.pop(gone, None)
 
 
 def test_a_request_that_is_forgotten_may_come_back_with_other_tokens() -> None:
     model = tiny_model()
     drafter = TransformersDrafter(model, VOCAB, max_batch_size=1)
     for tokens in ([1, 2, 3], [9, 8]):
-        drafts, _ = drafter.draft(batch_of(0, {"a": tokens}, ["a"]), 3, sampled=False)
+        drafts, _ = drafted(drafter, batch_of(0, {"a": tokens}, ["a"]), 3, sampled=False)
         assert drafts[0].tolist() == greedy_tokens(model, tokens, 3)
         drafter.forget("a")
     drafter.forget("never seen")
@@ -83,7 +97,7 @@ def test_q_is_the_truncated_law_of_each_position() -> None:
     ]
     sequences = [[1, 2], [3, 4, 5], [6]]
     views = tuple(view(str(i), tokens, params[i]) for i, tokens in enumerate(sequences))
-    drafts, q = drafter.draft(DecodeBatch(0, views), 3, sampled=True)
+    drafts, q = drafted(drafter, DecodeBatch(0, views), 3, sampled=True)
     assert q is not None
     assert q.shape == (3, 3, VOCAB)
     assert q.dtype == torch.float32
@@ -116,7 +130,7 @@ def test_tokens_are_drawn_from_q() -> None:
     for first_seed in range(0, 3200, 64):
         seeds = range(first_seed, first_seed + 64)
         views = tuple(view(f"{seed}", [5, 6, 7], SamplingParams(2.0, seed=seed)) for seed in seeds)
-        drafts, q = drafter.draft(DecodeBatch(0, views), 2, sampled=True)
+        drafts, q = drafted(drafter, DecodeBatch(0, views), 2, sampled=True)
         assert q is not None
         for column in range(2):
             counts[column] += np.bincount(drafts[:, column], minlength=VOCAB)
@@ -132,11 +146,11 @@ def test_tokens_are_drawn_from_q() -> None:
 def test_the_same_seed_draws_the_same_tokens_in_any_batch() -> None:
     model = tiny_model()
     params = SamplingParams(1.3, seed=77)
-    alone, _ = TransformersDrafter(model, VOCAB, 1).draft(
-        DecodeBatch(0, (view("a", [5, 6], params),)), 4, sampled=True
+    alone, _ = drafted(
+        TransformersDrafter(model, VOCAB, 1), DecodeBatch(0, (view("a", [5, 6], params),)), 4, sampled=True
     )
     others = (view("b", [1], SamplingParams(1.0, seed=3)), view("a", [5, 6], params))
-    together, _ = TransformersDrafter(model, VOCAB, 2).draft(DecodeBatch(9, others), 4, sampled=True)
+    together, _ = drafted(TransformersDrafter(model, VOCAB, 2), DecodeBatch(9, others), 4, sampled=True)
     assert together[1].tolist() == alone[0].tolist()
 
 
@@ -144,7 +158,7 @@ def test_the_noise_is_not_the_targets() -> None:
     """With the target's noise an equal model would draw the target's very tokens; rejection would be biased."""
     model = tiny_model()
     views = tuple(view(f"{seed}", [5, 6], SamplingParams(2.0, seed=seed)) for seed in range(64))
-    drafts, _ = TransformersDrafter(model, VOCAB, 64).draft(DecodeBatch(0, views), 1, sampled=True)
+    drafts, _ = drafted(TransformersDrafter(model, VOCAB, 64), DecodeBatch(0, views), 1, sampled=True)
     logits = plain_logits(model, [5, 6]).expand(64, VOCAB)
     targets = sample_tokens(logits, [request.sampling for request in views], np.full(64, 2))
     assert np.count_nonzero(drafts[:, 0] == targets.numpy()) < 32
@@ -153,7 +167,7 @@ def test_the_noise_is_not_the_targets() -> None:
 def test_columns_above_the_vocabulary_are_never_drafted() -> None:
     model = tiny_model()
     drafter = TransformersDrafter(model, 10, max_batch_size=1)
-    drafts, q = drafter.draft(batch_of(0, {"a": [1, 2]}, ["a"]), 8, sampled=True)
+    drafts, q = drafted(drafter, batch_of(0, {"a": [1, 2]}, ["a"]), 8, sampled=True)
     assert q is not None
     assert drafter.vocab_size == 10
     assert q.shape == (1, 8, 10)
@@ -164,7 +178,7 @@ def test_beyond_its_context_it_states_a_certain_proposal() -> None:
     model = tiny_model()
     drafter = TransformersDrafter(model, VOCAB, max_batch_size=2)
     sequences = {"full": [3] * (MAX_LENGTH - 1), "short": [1, 2]}
-    drafts, q = drafter.draft(batch_of(0, sequences, ["full", "short"]), 2, sampled=True)
+    drafts, q = drafted(drafter, batch_of(0, sequences, ["full", "short"]), 2, sampled=True)
     assert q is not None
     assert drafts[0].tolist() == [3, 3]
     assert q[0].sum() == 2
@@ -176,13 +190,13 @@ def test_a_request_whose_logits_are_nan_has_no_draft_and_leaves_the_others_alone
     model = tiny_model()
     warm = SamplingParams(1.3, seed=3)
     whole = (view("good", [5, 6], warm),)
-    expected, _ = TransformersDrafter(model, VOCAB, 1).draft(DecodeBatch(0, whole), 3, sampled=True)
+    expected, _ = drafted(TransformersDrafter(model, VOCAB, 1), DecodeBatch(0, whole), 3, sampled=True)
     broken = next(token for token in range(VOCAB) if token not in {5, 6, *expected[0].tolist()})
     with torch.no_grad():
         next(model.get_input_embeddings().parameters())[broken] = torch.nan
     drafter = TransformersDrafter(model, VOCAB, 2)
     views = DecodeBatch(0, (view("lost", [5, broken], warm), view("good", [5, 6], warm)))
-    drafts, q = drafter.draft(views, 3, sampled=True)
+    drafts, q = drafted(drafter, views, 3, sampled=True)
     assert q is not None
     assert drafts[0, 0] == -1
     assert q[0, 0].sum() == 0
@@ -203,12 +217,12 @@ def test_a_draft_that_failed_is_made_anew() -> None:
     model.base_model.register_forward_pre_hook(fail_third)
     batch = batch_of(0, {"a": [1, 2, 3]}, ["a"])
     with pytest.raises(MemoryError, match="no room"):
-        drafter.draft(batch, 4, sampled=False)
-    drafts, _ = drafter.draft(batch, 4, sampled=False)
+        drafted(drafter, batch, 4, sampled=False)
+    drafts, _ = drafted(drafter, batch, 4, sampled=False)
     assert drafts[0].tolist() == greedy_tokens(model, [1, 2, 3], 4)
 
 
 def test_more_requests_than_rows_are_refused() -> None:
     drafter = TransformersDrafter(tiny_model(), VOCAB, max_batch_size=1)
     with pytest.raises(ModelError, match="holds 1 requests and all are taken"):
-        drafter.draft(batch_of(0, {"a": [1], "b": [2]}, ["a", "b"]), 1, sampled=False)
+        drafted(drafter, batch_of(0, {"a": [1], "b": [2]}, ["a", "b"]), 1, sampled=False)

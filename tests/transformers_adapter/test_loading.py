@@ -13,7 +13,7 @@ from specgrammar.errors import ConfigError, ModelError
 from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
 from specgrammar.protocols.target import TargetModel
 from specgrammar_transformers import TransformersAdapter, chat_prompt, load_model
-from tests.transformers_adapter.tiny import VOCAB, plain_logits, tiny_model, view
+from tests.transformers_adapter.tiny import VOCAB, drafted, plain_logits, tiny_model, view
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
@@ -74,7 +74,7 @@ def test_the_adapter_puts_the_parts_together(folder: Path) -> None:
     assert adapter.decode([*prompt, 63, -1]) == "user: hello>"
     drafter: CausalDrafter = adapter.load_drafter(str(folder))
     assert drafter.vocab_size == adapter.vocabulary.vocab_size
-    drafts, _ = drafter.draft(DecodeBatch(0, (view("a", prompt),)), 1, sampled=False)
+    drafts, _ = drafted(drafter, DecodeBatch(0, (view("a", prompt),)), 1, sampled=False)
     assert drafts[0, 0] == plain_logits(tiny_model(), prompt)[: drafter.vocab_size].argmax()
 
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from specgrammar.protocols.spec import DecodeBatch
 from specgrammar_transformers import TransformersAdapter, TransformersTarget, fetch_default_model, load_model
-from tests.transformers_adapter.tiny import accepted, batch_of, generate, tree_of, view
+from tests.transformers_adapter.tiny import accepted, batch_of, drafted, generate, tree_of, view
 
 pytestmark = pytest.mark.model
 
@@ -95,5 +95,5 @@ def test_chat_gives_sensible_text_equal_to_generate(
 def test_it_drafts_for_itself(adapter: TransformersAdapter) -> None:
     drafter = adapter.load_drafter("SmolLM2-135M-Instruct")
     prompt = adapter.encode_prompt("What is the capital of France?")
-    drafts, _ = drafter.draft(DecodeBatch(0, (view("a", prompt),)), 7, sampled=False)
+    drafts, _ = drafted(drafter, DecodeBatch(0, (view("a", prompt),)), 7, sampled=False)
     assert adapter.decode(drafts[0].tolist()).strip() == "The capital of France is Paris."

@@ -257,7 +257,7 @@ def test_invariant_7_stale_steps_are_refused() -> None:
     with pytest.raises(StaleStepError, match="none"):
         target.commit(batch, accepted([[0]], [5]))
     with pytest.raises(ModelError, match="has 3 tokens, but 3 are cached"):
-        target.verify(batch_of(5, {"a": [1, 2, 3]}, ["a"]), tree_of(5, [3], [[-1]], rng))
+        target.verify(batch_of(5, {"a": [1, 2, 3]}, ["a"]), tree_of(5, [3], [[-1]], rng)).wait()
     with pytest.raises(ModelError, match="'x' is unknown"):
         target.verify(batch_of(5, {"x": [1]}, ["x"]), tree_of(5, [1], [[-1]], rng))
     with pytest.raises(ModelError, match="the tree has 2 requests, the batch has 1"):

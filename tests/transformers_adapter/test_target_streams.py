@@ -11,7 +11,15 @@ from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.trees.tree import DraftTree, HostTree
 from specgrammar_transformers import TransformersDrafter, TransformersTarget
 from specgrammar_transformers.kv_cache import SlotCache
-from tests.transformers_adapter.tiny import VOCAB, accepted, batch_of, plain_logits, tiny_model, tree_of
+from tests.transformers_adapter.tiny import (
+    VOCAB,
+    accepted,
+    batch_of,
+    drafted,
+    plain_logits,
+    tiny_model,
+    tree_of,
+)
 
 
 def test_the_host_goes_on_while_the_forward_runs() -> None:
@@ -27,7 +35,7 @@ def test_the_host_goes_on_while_the_forward_runs() -> None:
     assert device.num_done == num_done + 1
     target.commit(batch, accepted([[0, 1]], [5]))
     target.remove("a")
-    assert device.num_pending == 1  # clearing the row; the path lay where it belongs
+    assert device.num_pending == 2  # keeping the path, clearing the row
 
 
 def test_only_the_streams_thread_is_in_the_models() -> None:
@@ -59,7 +67,7 @@ def test_only_the_streams_thread_is_in_the_models() -> None:
         target.add(name, tokens)
     for step in range(6):
         batch = batch_of(step, sequences, ["b", "a"])
-        drafts, _ = drafter.draft(batch, 2, sampled=False)
+        drafts, _ = drafted(drafter, batch, 2, sampled=False)
         chains = [[sequences[name][-1], *row] for name, row in zip("ba", drafts.tolist(), strict=True)]
         host = HostTree.from_chains(chains)
         target.verify(batch, DraftTree(step, host.cu_nodes, host))

@@ -8,10 +8,14 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specgrammar.protocols.spec import DecodeBatch, RequestView
+from specgrammar.protocols.spec import CommittedTokens, DecodeBatch, RequestView
+from specgrammar.protocols.staging import Launched
 from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.runtime.outcome import Outcome
+from specgrammar.spec.roots import last_tokens
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.trees.tree import DraftTree, HostTree
+from specgrammar_transformers import TransformersDrafter
 
 VOCAB = 64
 MAX_LENGTH = 640
@@ -96,13 +100,41 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     return path
 
 
-def accepted(paths: Sequence[Sequence[int]], bonus: Sequence[int]) -> AcceptedPaths:
+def accepted(paths: Sequence[Sequence[int]], bonus: Sequence[int]) -> Launched[AcceptedPaths]:
     """Paths (each from node 0 down) as the target is told of them."""
     index: NDArray[np.int64] = np.full((len(paths), max(map(len, paths))), -1, dtype=np.int64)
     for row, path in enumerate(paths):
         index[row, : len(path)] = path
     lengths = np.array([len(path) - 1 for path in paths], dtype=np.int64)
-    return AcceptedPaths(index, lengths, np.array(bonus, dtype=np.int64))
+    found = AcceptedPaths(index, lengths, np.array(bonus, dtype=np.int64))
+    return Outcome(lambda: found)
+
+
+def drafted(
+    drafter: TransformersDrafter, batch: DecodeBatch, num_tokens: int, *, sampled: bool
+) -> tuple[NDArray[np.int64], torch.Tensor | None]:
+    """Drafts without their roots, int64 `[bs, num_tokens]`, and q, when they are made; checks the roots."""
+    drafts = drafter.draft(batch, num_tokens, sampled=sampled)
+    drafts.made.wait()
+    assert drafts.tokens.dtype == torch.int64
+    committed = None if batch.unresolved is None else batch.unresolved.value()
+    assert drafts.tokens[:, 0].tolist() == last_tokens(batch, committed, torch.device("cpu")).tolist()
+    return drafts.tokens[:, 1:].numpy(), drafts.q
+
+
+class InFlight:
+    """An unresolved step that committed these tokens; None for a request that was not in it."""
+
+    def __init__(self, tokens: Sequence[list[int] | None]) -> None:
+        self.takes_part = [part is not None for part in tokens]
+        self._tokens = [part or [] for part in tokens]
+        self.max_tokens = max(1, *map(len, self._tokens))
+
+    def value(self) -> CommittedTokens:
+        """The tokens."""
+        padded = [[*row, *[-1] * (self.max_tokens - len(row))] for row in self._tokens]
+        counts = torch.tensor([len(row) for row in self._tokens])
+        return CommittedTokens(torch.tensor(padded, dtype=torch.int64).view(len(padded), -1), counts)
 
 
 def generate(model: PreTrainedModel, tokens: Sequence[int], count: int, **options: Any) -> list[int]:
