@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,9 +49,18 @@ class Workshop:
         return XGrammarBackend(self.adapter.vocabulary)
 
     @cached_property
+    def _model(self) -> PreTrainedModel:
+        return self.load_model("float32")
+
+    @property
+    def model_config(self) -> Any:
+        """The target's config."""
+        return self._model.config
+
+    @cached_property
     def weights(self) -> dict[str, Tensor]:
         """The target's tensors in float32, by name."""
-        return {name: tensor.detach() for name, tensor in self.load_model("float32").state_dict().items()}
+        return {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
 
     @property
     def embedding(self) -> Tensor:
@@ -58,14 +68,29 @@ class Workshop:
         return self.weights["model.embed_tokens.weight"]
 
     @cached_property
-    def num_layers(self) -> int:
-        """Decoder layers of the target."""
-        return 1 + max(int(name.split(".")[2]) for name in self.weights if name.startswith("model.layers."))
+    def head_config(self) -> EagleConfig:
+        """The shape of the heads that are trained: about 5 M weights, 11 MB in float16."""
+        config = self.model_config
+        return EagleConfig(
+            layout="eagle3",
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            intermediate_size=config.intermediate_size,
+            vocab_size=config.vocab_size,
+            target_hidden_size=config.hidden_size,
+            feature_layers=FEATURE_LAYERS,
+            draft_vocab_size=DRAFT_VOCABULARY,
+            rope_theta=config.rope_parameters["rope_theta"],
+            norm_eps=config.rms_norm_eps,
+            feature_norms=True,
+        )
 
     def new_head(self, draft_ids: Tensor, seed: int) -> EagleHead:
         """A head with random weights, shaped for SmolLM2-135M."""
         torch.manual_seed(seed)
-        head = EagleHead(head_config(), self.embedding, self.embedding, draft_ids)
+        head = EagleHead(self.head_config, self.embedding, self.embedding, draft_ids)
         for name, parameter in head.named_parameters():
             if parameter.dim() == 2:
                 # What is added to the residual stream begins small.
@@ -76,26 +101,7 @@ class Workshop:
 
     def load_head(self, folder: Path) -> EagleHead:
         """A head from a folder, in float32."""
-        return load_head(folder, self.embedding, self.embedding, self.num_layers)
-
-
-def head_config() -> EagleConfig:
-    """The shape that is trained: 12 MB in float16 at most."""
-    return EagleConfig(
-        layout="eagle3",
-        hidden_size=576,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        intermediate_size=1536,
-        vocab_size=49152,
-        target_hidden_size=576,
-        feature_layers=FEATURE_LAYERS,
-        draft_vocab_size=DRAFT_VOCABULARY,
-        rope_theta=100_000.0,
-        norm_eps=1e-5,
-        feature_norms=True,
-    )
+        return load_head(folder, self.embedding, self.embedding, self.model_config.num_hidden_layers)
 
 
 def frequent_ids(examples: Sequence[Example], vocab_size: int, count: int) -> Tensor:
