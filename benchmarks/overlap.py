@@ -1,6 +1,7 @@
 """What overlapping the grammar with the forward saves, on a real model and for forwards of a given time.
 
     python -m benchmarks.overlap
+    python -m benchmarks.overlap --hidden     (the shares of `specgrammar trace`; see `benchmarks.hidden`)
 
 *Real*: SmolLM2-135M-Instruct in float32 on the first BFCL prompts with their schemas, `ngram`, eager masks:
 tokens per second on the device `cpu-stream` (forwards beside the host) over the device `cpu` (one after the
@@ -23,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import hidden
 from benchmarks.bfcl import load_bfcl
 from benchmarks.columns import Eager, Rings
 from benchmarks.documents import load_documents
@@ -154,7 +156,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures")
     parser.add_argument("--png", metavar="FILE", type=Path, help="draw the bubbles (needs matplotlib)")
+    parser.add_argument(
+        "--hidden", action="store_true", help="instead record both devices in turns, and show what was hidden"
+    )
+    hidden.add_flags(parser)
     options = parser.parse_args(argv)
+    if options.hidden:
+        return hidden.run(options)
     grammars = Grammars(load_vocabulary("llama3"))
     corpus = Corpus(load_documents(grammars.vocabulary, 10), grammars.vocabulary.stop_ids[-1])
     given = []

@@ -92,7 +92,7 @@ class _Window:
 def _heading(timeline: Timeline, steps: range, title: str) -> Iterator[str]:
     facts, width = timeline.facts, _RIGHT - 20
     run = ", ".join(str(facts[name]) for name in ("algorithm", "backend", "device") if name in facts)
-    overlap = summarize(timeline, steps)
+    overlap = summarize([timeline], steps)
     figures = (
         f"medians of these steps: step {overlap.step_ms:.2f} ms, grammar {overlap.grammar_ms_per_step:.2f} ms"
     )

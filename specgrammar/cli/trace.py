@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,19 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser("trace", help="summarize and draw a recorded run", description=_DESCRIPTION)
     add = command.add_argument
-    add("trace", metavar="TRACE.json", help="a file that `specgrammar generate --trace` wrote")
+    add(
+        "traces",
+        metavar="TRACE.json",
+        nargs="+",
+        help="a file that `specgrammar generate --trace` wrote, or several of the same run",
+    )
     add(
         "--against",
         metavar="INLINE.json",
-        help="the same run on the inline device; hidden time is then at most what the run was faster by "
-        "(default: none, and contention is not accounted for)",
+        nargs="+",
+        default=[],
+        help="the same run on the inline device, as often, recorded in turns; hidden time is then at most what "
+        "steps were shorter by (default: none, and contention is not accounted for)",
     )
     add(
         "--steps",
@@ -55,22 +62,24 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary and draw the picture."""
     selection = _slice(arguments.steps)
-    timeline = Timeline.load(arguments.trace)
-    against = None if arguments.against is None else Timeline.load(arguments.against)
+    repeats, against = (
+        [Timeline.load(path) for path in paths] for paths in (arguments.traces, arguments.against)
+    )
+    timeline = repeats[0]
     steps = selected_steps(timeline, selection)
-    overlap = summarize(timeline, steps, against)
+    overlap = summarize(repeats, steps, against)
     if arguments.svg is not None:
         _write(arguments.svg, draw(timeline, _drawn(steps, selection)))
     if arguments.output == "json":
-        print(json.dumps(as_json(timeline, overlap)))
+        print(json.dumps(as_json(timeline.facts, overlap)))
     else:
-        print("\n".join(_text(timeline, overlap)))
+        print("\n".join(as_text(timeline.facts, overlap)))
     return 0
 
 
-def as_json(timeline: Timeline, overlap: Overlap) -> dict[str, Any]:
+def as_json(facts: Mapping[str, Any], overlap: Overlap) -> dict[str, Any]:
     """The summary as a JSON object; `specgrammar.runtime.overlap` says what each number is."""
-    run = {"run": timeline.facts, "overlap": how_it_overlaps(timeline.facts)}
+    run = {"run": facts, "overlap": how_it_overlaps(facts)}
     return {**run, **_rounded(dataclasses.asdict(overlap))}
 
 
@@ -83,9 +92,10 @@ def _rounded(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def _text(timeline: Timeline, overlap: Overlap) -> Iterator[str]:
-    yield ", ".join(f"{name} {value}" for name, value in timeline.facts.items())
-    yield how_it_overlaps(timeline.facts)
+def as_text(facts: Mapping[str, Any], overlap: Overlap) -> Iterator[str]:
+    """The summary in lines for a reader."""
+    yield ", ".join(f"{name} {value}" for name, value in facts.items())
+    yield how_it_overlaps(facts)
     yield ""
     yield table(("per step, medians", "value"), list(_figures(overlap)))
     yield ""
@@ -99,20 +109,25 @@ def _text(timeline: Timeline, overlap: Overlap) -> Iterator[str]:
 
 
 def _figures(overlap: Overlap) -> Iterator[tuple[str, str]]:
-    yield "steps", f"{overlap.num_steps} (from step {overlap.first_step} on)"
+    times = f"{overlap.num_repeats} times " if overlap.num_repeats > 1 else ""
+    yield "steps", f"{times}{overlap.num_steps} (from step {overlap.first_step} on)"
     yield "step", f"{_ms(overlap.step_ms)} (mean {_ms(overlap.mean_step_ms)})"
     yield "forward", _ms(overlap.forward_ms)
-    if overlap.hidden_is_measured:
+    if overlap.saved is not None:
+        low, high = overlap.saved.interval_ms
         yield "step, inline", _ms(overlap.inline_step_ms)
         yield "forward, inline", _ms(overlap.inline_forward_ms)
-        yield "saved against inline", _ms(overlap.saved_ms_per_step)
+        yield "saved against inline", f"{_ms(overlap.saved.ms_per_step)} (95 %: {low:.3f} to {high:.3f})"
     yield "grammar on the host", _ms(overlap.grammar_ms_per_step)
     yield "  while the device works", _ms(overlap.overlap_ms_per_step)
     yield "  under the forward itself", _ms(overlap.under_forward_ms_per_step)
     yield "grammar in the device's lane", _ms(overlap.device_grammar_ms_per_step)
     yield "hidden", _ms(overlap.hidden_grammar_ms_per_step)
     yield "exposed", _ms(overlap.exposed_grammar_ms_per_step)
-    yield "hidden, of the grammar's time on the host", _percent(overlap.hidden_grammar_share)
+    share = _percent(overlap.hidden_grammar_share)
+    if overlap.hidden_grammar_share_interval is not None:
+        share += " (95 %: {} to {})".format(*map(_percent, overlap.hidden_grammar_share_interval))
+    yield "hidden, of the grammar's time on the host", share
     yield "exposed, of the step", _percent(overlap.exposed_grammar_share_of_step)
     yield "while the device works, of all steps' sum", _percent(overlap.overlap_share_of_all_steps)
     yield "bubble (device idle before a forward)", _ms(overlap.bubble_ms_per_step)
@@ -123,6 +138,8 @@ def _notes(overlap: Overlap) -> Iterator[str]:
         yield "note: the device reported no work, so what was hidden cannot be told"
     elif overlap.hidden_is_measured:
         yield "note: hidden is at most what the step was shorter than inline; the rest of it is exposed"
+        if overlap.saved is not None and overlap.saved.interval_ms[0] <= 0 <= overlap.saved.interval_ms[1]:
+            yield "note: what was saved is not above the noise; record more repeats, in turns"
     else:
         yield (
             "note: hidden is the time while the device works; that the forward may have been slower for it is "

@@ -4,6 +4,10 @@ torch's kernels and the grammar backends' native calls release the GIL, so a for
 building of masks on the host's run at the same time where there are cores for both. Python code on the host
 is not hidden: it and the forward's own take turns at the GIL, and a shorter `sys.setswitchinterval` only adds
 turns (10 ms of Python under a forward of 70 or 105 ms, on two cores: not faster with 0.05 than with 5 ms).
+
+For the same reason a launch hands the GIL over: a host that goes on in Python keeps it for up to a switch
+interval, and the stream would begin when the host next blocks. A native call of the host would be where it
+blocks, and would not get the GIL back before the forward's first long kernel.
 """
 
 from __future__ import annotations
@@ -69,11 +73,13 @@ class StreamWork(Generic[T]):
         self._label = label
         self._num_threads = torch.get_num_threads()
         self._outcome: Outcome[T] | None = None
+        self.begun = StreamEvent(thread)
         self.event = StreamEvent(thread)
 
     def run(self) -> None:
         """Run it; called once, by the stream's thread."""
         assert self._work is not None
+        self.begun.reach()
         # torch counts threads per calling thread; without this, `torch.set_num_threads` would miss the stream.
         if torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
@@ -129,14 +135,20 @@ class CpuStream:
         self._finish = weakref.finalize(self, _finish, self._queue, self._thread)
 
     def launch(self, work: Callable[[], T], label: str = "") -> StreamWork[T]:
-        """Enqueue work; see `protocols.staging.Device.launch`."""
+        """Enqueue work; see `protocols.staging.Device.launch`.
+
+        Returns once an idle stream has begun it (some 10 us); behind other work it only enqueues.
+        """
         if not self._finish.alive or os.getpid() != self._process:
             what = "was closed" if not self._finish.alive else "belongs to another process, which was forked"
             raise SpecGrammarError(f"this CPU stream {what}; make a new CpuStream()")
         launched = StreamWork(observed(work, label, self.on_work), label, self._thread)
         with self._in_order:
+            idle = self._last.done()
             self._last = launched.event
             self._queue.put(launched)
+        if idle:
+            launched.begun.wait()
         return launched
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:

@@ -11,15 +11,21 @@ For one step, in seconds of a timeline:
     aside     grammar work that the device reports (`apply` on a CPU stream), which nothing hides
     bubble    from the end of the last forward to the begin of this one, less what else the device did then
 
-and over the steps, each one a median, so that a step with a prefill or a compilation in it does not matter:
+and over the steps of all repeats of the run, each one a median, so that a step with a prefill or a compilation
+in it does not matter:
 
     hidden    overlap; where the same run without overlap is given (`against`), at most what that saved:
-                  saved  = median over the steps of (inline step - step)
+                  saved  = median over all pairs of (inline step - step), paired by repeat and number
                   hidden = min(overlap, max(0, saved))
               since the two share cores and memory, and a forward that the host slows down has hidden nothing
     exposed   grammar - hidden + aside
     hidden_grammar_share              hidden / grammar
     exposed_grammar_share_of_step     exposed / step
+
+Grammar work is some percent of a step, and a machine's speed drifts by more than that. A pair's steps do the
+same work (the texts are equal), so its difference has neither the steps' lengths in it nor, where the two runs
+took turns, the drift; `saved` has an interval (see `specgrammar.runtime.saved`) that says what noise is left,
+and so has `hidden_grammar_share`.
 
 All work is cut at the ends of steps. Work behind the last one, of a step that was not finished, is left out.
 """
@@ -32,11 +38,16 @@ from statistics import fmean, median
 from typing import Any
 
 from specgrammar.errors import ConfigError
-from specgrammar.runtime.intervals import Interval, between, by_step, common, merged
+from specgrammar.runtime.saved import Saved
+from specgrammar.runtime.step_times import StepTimes
 from specgrammar.runtime.timeline import LANES, Lane, Timeline
-from specgrammar.runtime.work import FORWARD, Work
 
-_SAME_RUN = ("algorithm", "backend", "policy")  # facts that a run and its inline counterpart share
+_SAME_RUN = (
+    "algorithm",
+    "backend",
+    "policy",
+    "max_batch_size",
+)  # facts that a run and its inline counterpart share
 
 
 @dataclass(frozen=True)
@@ -53,20 +64,24 @@ class StageTime:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The summary of a timeline; times in milliseconds per step, medians where the name does not say otherwise.
+    """The summary of a run; times in milliseconds per step, medians where the name does not say otherwise.
 
     What needs the device's work is None where it reported none, what needs an inline run is None without one,
     and the share of no grammar work is None.
 
     Attributes:
+        num_repeats: recordings of the run.
         first_step: the first selected step.
-        num_steps: how many, all with their ends.
-        hidden_is_measured: whether hidden time is limited to what an inline run was slower by.
+        num_steps: how many of each repeat, all with their ends.
+        saved: what the inline run's steps were longer by.
+        hidden_is_measured: whether hidden time is limited to what was saved.
+        hidden_grammar_share_interval: the share at either end of the interval of `saved`.
         overlap_share_of_all_steps: of the grammar's time in all selected steps, summed, the part during which
             the device worked: what medians could leave out.
-        num_dropped: spans that did not fit the recording, all behind its last step.
+        num_dropped: spans that did not fit the recordings, all behind their last steps.
     """
 
+    num_repeats: int
     first_step: int
     num_steps: int
     step_ms: float
@@ -79,44 +94,41 @@ class Overlap:
     device_grammar_ms_per_step: float
     inline_step_ms: float | None
     inline_forward_ms: float | None
-    saved_ms_per_step: float | None
+    saved: Saved | None
     hidden_is_measured: bool
     hidden_grammar_ms_per_step: float | None
     exposed_grammar_ms_per_step: float | None
     hidden_grammar_share: float | None
+    hidden_grammar_share_interval: tuple[float, float] | None
     exposed_grammar_share_of_step: float | None
     overlap_share_of_all_steps: float | None
     num_dropped: int
     stages: tuple[StageTime, ...]
 
 
-def summarize(timeline: Timeline, steps: range, against: Timeline | None = None) -> Overlap:
-    """Summarize a timeline.
+def summarize(repeats: Sequence[Timeline], steps: range, against: Sequence[Timeline] = ()) -> Overlap:
+    """Summarize a run.
 
     Args:
-        timeline: the recording.
+        repeats: its recordings, at least one; the same work step for step.
         steps: the steps to look at (see `selected_steps`).
-        against: the same run on the inline device, step for step.
+        against: the same run on the inline device as often, recorded in turns with `repeats`; or nothing.
 
     Raises:
-        ConfigError: `against` is of another run.
+        ConfigError: a recording is of another run, or those against are not as many.
     """
-    work = Work.of(timeline)
-    ours = _per_step(timeline, work, steps)
+    _check_same_run(repeats, against)
+    ours, inline = StepTimes.of(repeats, steps), StepTimes.of(against, steps)
     step_ms, grammar_ms, aside_ms = median(ours.step), median(ours.grammar), median(ours.aside)
     overlap_ms = median(ours.overlap) if ours.has_device else None
-    inline_step_ms = inline_forward_ms = saved = None
-    hidden = overlap_ms
-    if against is not None:
-        _check_same_run(timeline, against)
-        inline = _per_step(against, Work.of(against), steps)
-        inline_step_ms = median(inline.step)
-        inline_forward_ms = median(inline.forward) if inline.has_device else None
-        saved = median(slow - fast for slow, fast in zip(inline.step, ours.step, strict=True))
-        if overlap_ms is not None:
-            hidden = min(overlap_ms, max(0.0, saved))
+    saved = Saved.of(inline.step, ours.step, len(repeats)) if against else None
+    hidden, share_interval = overlap_ms, None
+    if saved is not None and overlap_ms is not None:
+        hidden, low, high = (min(overlap_ms, max(0.0, ms)) for ms in (saved.ms_per_step, *saved.interval_ms))
+        share_interval = (low / grammar_ms, high / grammar_ms) if grammar_ms > 0 else None
     exposed = None if hidden is None else grammar_ms - hidden + aside_ms
     return Overlap(
+        num_repeats=len(repeats),
         first_step=steps.start,
         num_steps=len(steps),
         step_ms=step_ms,
@@ -127,17 +139,18 @@ def summarize(timeline: Timeline, steps: range, against: Timeline | None = None)
         overlap_ms_per_step=overlap_ms,
         under_forward_ms_per_step=median(ours.under_forward) if ours.has_device else None,
         device_grammar_ms_per_step=aside_ms,
-        inline_step_ms=inline_step_ms,
-        inline_forward_ms=inline_forward_ms,
-        saved_ms_per_step=saved,
-        hidden_is_measured=against is not None,
+        inline_step_ms=median(inline.step) if against else None,
+        inline_forward_ms=median(inline.forward) if against and inline.has_device else None,
+        saved=saved,
+        hidden_is_measured=saved is not None,
         hidden_grammar_ms_per_step=hidden,
         exposed_grammar_ms_per_step=exposed,
         hidden_grammar_share=_share(hidden, grammar_ms),
+        hidden_grammar_share_interval=share_interval,
         exposed_grammar_share_of_step=_share(exposed, step_ms),
         overlap_share_of_all_steps=_share(sum(ours.overlap), sum(ours.grammar)) if ours.has_device else None,
-        num_dropped=timeline.num_dropped,
-        stages=tuple(_stages(work, timeline.step_ends, steps)),
+        num_dropped=sum(timeline.num_dropped for timeline in repeats),
+        stages=tuple(_stages(ours)),
     )
 
 
@@ -171,88 +184,39 @@ def how_it_overlaps(facts: Mapping[str, Any]) -> str:
     return "unknown: the trace does not say what its algorithm reads"
 
 
-@dataclass(frozen=True)
-class _PerStep:
-    """Milliseconds by selected step; a bubble only where there was a forward before."""
-
-    has_device: bool
-    step: list[float]
-    forward: list[float]
-    grammar: list[float]
-    overlap: list[float]
-    under_forward: list[float]
-    aside: list[float]
-    bubble: list[float]
-
-
-def _per_step(timeline: Timeline, work: Work, steps: range) -> _PerStep:
-    ends, bubbles = timeline.step_ends, _bubbles(timeline)
-    begins = [min(timeline.begin, ends[0]), *ends]
-
-    def selected(intervals: list[Interval]) -> list[float]:
-        seconds = by_step(intervals, ends)
-        return [1e3 * seconds[step] for step in steps]
-
-    return _PerStep(
-        has_device=bool(work.busy),
-        step=[1e3 * (ends[step] - begins[step]) for step in steps],
-        forward=selected(work.forward),
-        grammar=selected(work.grammar),
-        overlap=selected(work.overlap),
-        under_forward=selected(common(work.grammar, work.forward)),
-        aside=selected(work.aside),
-        bubble=[1e3 * bubbles[step] for step in steps if step in bubbles],
-    )
-
-
-def _bubbles(timeline: Timeline) -> dict[int, float]:
-    """By the step of the forward behind it: how long the device did nothing, in seconds."""
-    device = [span for span in timeline.spans if span.lane == "device"]
-    forwards = sorted((span.begin, span.end) for span in device if span.stage == FORWARD)
-    begins = [begin for begin, _ in forwards[1:]]
-    # Up to each forward's begin, as steps are up to their ends; the device was idle between what it did.
-    idle = by_step(
-        (
-            gap
-            for gap in between(merged((span.begin, span.end) for span in device))
-            if forwards and gap[0] >= forwards[0][1]
-        ),
-        begins,
-    )
-    bubbles: dict[int, float] = {}
-    for begin, seconds in zip(begins, idle, strict=True):
-        step = timeline.step_of(begin)
-        bubbles[step] = bubbles.get(step, 0.0) + seconds
-    return bubbles
-
-
-def _stages(work: Work, ends: Sequence[float], steps: range) -> list[StageTime]:
-    stages = []
-    for lane, pieces in work.pieces.items():
-        by_stage: dict[str, list[Interval]] = {}
-        for piece in pieces:
-            by_stage.setdefault(piece.stage, []).append((piece.begin, piece.end))
-        for stage, intervals in by_stage.items():
-            times = [by_step(part, ends) for part in (intervals, common(merged(intervals), work.busy))]
-            seconds, under = ([column[step] for step in steps] for column in times)
-            share = _share(sum(under), sum(seconds)) if lane == "host" and work.busy else None
-            if any(seconds):
-                stages.append(StageTime(lane, stage, 1e3 * median(seconds), 1e3 * fmean(seconds), share))
-    return sorted(stages, key=lambda stage: (LANES.index(stage.lane), -stage.mean_ms_per_step))
-
-
-def _check_same_run(timeline: Timeline, against: Timeline) -> None:
-    if len(timeline.step_ends) != len(against.step_ends):
-        raise ConfigError(
-            f"the trace has {len(timeline.step_ends)} steps, the one held against {len(against.step_ends)}; "
-            "record both with the same prompts and options, but for the device"
+def _stages(times: StepTimes) -> list[StageTime]:
+    stages = [
+        StageTime(
+            lane,
+            stage,
+            median(column.time),
+            fmean(column.time),
+            _share(sum(column.overlap), sum(column.time)) if lane == "host" and times.has_device else None,
         )
-    for name in _SAME_RUN:
-        ours, theirs = timeline.facts.get(name), against.facts.get(name)
-        if ours != theirs:
+        for (lane, stage), column in times.stages.items()
+        if any(column.time)
+    ]
+    return sorted(stages, key=lambda stage: (LANES.index(stage.lane), -stage.mean_ms_per_step, stage.stage))
+
+
+def _check_same_run(repeats: Sequence[Timeline], against: Sequence[Timeline]) -> None:
+    if against and len(against) != len(repeats):
+        raise ConfigError(
+            f"{len(repeats)} traces are held against {len(against)}; give as many, recorded in turns: the "
+            "first belongs to the first, and so on"
+        )
+    first = repeats[0]
+    for number, timeline in enumerate([*repeats, *against]):
+        which = "the one held against" if number >= len(repeats) else f"repeat {number + 1}"
+        if len(timeline.step_ends) != len(first.step_ends):
             raise ConfigError(
-                f"the trace was recorded with {name} {ours!r}, the one held against with {theirs!r}"
+                f"the trace has {len(first.step_ends)} steps, {which} has {len(timeline.step_ends)}; "
+                "record both with the same prompts and options, but for the device"
             )
+        for name in _SAME_RUN:
+            ours, theirs = first.facts.get(name), timeline.facts.get(name)
+            if ours != theirs:
+                raise ConfigError(f"the trace was recorded with {name} {ours!r}, {which} with {theirs!r}")
 
 
 def _share(part: float | None, whole: float) -> float | None:

@@ -155,14 +155,41 @@ def test_the_summary_against_the_inline_run(run: Run, saved: Path, tmp_path: Pat
     status, out, _ = run("trace", saved, "--against", tmp_path / "inline.json")
     assert status == 0
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert "saved against inline 1.000 ms" in lines
+    assert "saved against inline 1.000 ms (95 %: 1.000 to 1.000)" in lines
     assert "hidden 1.000 ms" in lines
     assert "exposed 2.500 ms" in lines
+    assert "hidden, of the grammar's time on the host 28.6 % (95 %: 28.6 % to 28.6 %)" in lines
     assert "not accounted for" not in out
+    assert "noise" not in out
     regular(4).save(tmp_path / "shorter.json")
     status, out, stderr = run("trace", saved, "--against", tmp_path / "shorter.json")
     assert (status, out) == (2, "")
-    assert "5 steps, the one held against 4" in errors_of(stderr)[0]
+    assert "5 steps, the one held against has 4" in errors_of(stderr)[0]
+
+
+def test_repeats_are_held_against_as_many_inline(run: Run, tmp_path: Path) -> None:
+    ours, inline = ([tmp_path / f"{name}.{i}.json" for i in range(3)] for name in ("ours", "inline"))
+    for i, extra_ms in enumerate((-2, 1, 3)):  # of steps that become longer from one repeat to the next
+        regular(5, pause_ms=10 * i).save(ours[i])
+        regular(5, pause_ms=10 * i + 2 + extra_ms).save(inline[i])
+    status, out, _ = run("trace", *ours, "--against", *inline)
+    assert status == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "steps 3 times 5 (from step 0 on)" in lines
+    assert "step 20.000 ms (mean 20.000 ms)" in lines
+    assert "step, inline 23.000 ms" in lines
+    assert "saved against inline 3.000 ms (95 %: 0.000 to 5.000)" in lines
+    assert "what was saved is not above the noise" in out
+    status, out, _ = run("trace", *ours, "--against", *inline, "--output", "json")
+    summary = json.loads(out)
+    assert summary["num_repeats"] == 3
+    assert summary["saved"]["ms_per_step"] == pytest.approx(3, abs=1e-6)
+    assert summary["saved"]["ms_by_repeat"] == pytest.approx([0, 3, 5], abs=1e-6)
+    assert summary["saved"]["num_pairs"] == 15
+    assert summary["hidden_grammar_share_interval"] == pytest.approx([0, 3 / 3.5], abs=1e-5)
+    status, out, stderr = run("trace", *ours, "--against", *inline[:2])
+    assert (status, out) == (2, "")
+    assert "3 traces are held against 2; give as many" in errors_of(stderr)[0]
 
 
 def test_what_the_recording_lacks_is_noted(run: Run, tmp_path: Path) -> None:

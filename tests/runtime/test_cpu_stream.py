@@ -57,6 +57,15 @@ def test_the_host_goes_on_while_work_runs(stream: CpuStream) -> None:
     assert reached.done()
 
 
+def test_a_launch_hands_the_gil_over(stream: CpuStream) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # a host in Python keeps the GIL
+    try:
+        assert all(stream.launch(lambda: None).begun.done() for _ in range(20))
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_copies_are_done_in_order_with_the_rest(stream: CpuStream) -> None:
     source, destination = torch.zeros(3, dtype=torch.int64), torch.full((3,), -1)
     gate = Gate(stream)

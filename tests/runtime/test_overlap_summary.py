@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgrammar.errors import ConfigError
 from specgrammar.runtime.intervals import Interval, between, by_step, common, innermost, merged, outside
 from specgrammar.runtime.overlap import Overlap, how_it_overlaps, selected_steps, summarize
+from specgrammar.runtime.saved import Saved
 from specgrammar.runtime.timeline import Span, Timeline
 from tests.runtime.timelines import regular
 
 
 def summary(timeline: Timeline, selection: slice = slice(None), against: Timeline | None = None) -> Overlap:
-    return summarize(timeline, selected_steps(timeline, selection), against)
+    inline = [] if against is None else [against]
+    return summarize([timeline], selected_steps(timeline, selection), inline)
+
+
+def together(repeats: list[Timeline], against: Sequence[Timeline] = ()) -> Overlap:
+    return summarize(repeats, selected_steps(repeats[0]), against)
 
 
 def test_the_numbers_of_a_regular_run() -> None:
@@ -36,7 +44,10 @@ def test_the_numbers_of_a_regular_run() -> None:
     assert overlap.overlap_share_of_all_steps == pytest.approx(3 / 3.5)
     assert overlap.bubble_ms_per_step == pytest.approx(3), "from 8.5 to 11.5"
     assert not overlap.hidden_is_measured
-    assert overlap.inline_step_ms is overlap.inline_forward_ms is overlap.saved_ms_per_step is None
+    assert overlap.inline_step_ms is overlap.inline_forward_ms is None
+    assert overlap.saved is None
+    assert overlap.hidden_grammar_share_interval is None
+    assert overlap.num_repeats == 1
 
 
 def test_each_stage_has_its_own_time_alone() -> None:
@@ -66,27 +77,97 @@ def test_hidden_is_at_most_what_the_inline_run_was_slower_by(inline_pause_ms: fl
     assert overlap.overlap_ms_per_step == pytest.approx(3), "what the clock shows, as before"
     assert overlap.inline_step_ms == pytest.approx(10 + inline_pause_ms)
     assert overlap.inline_forward_ms == pytest.approx(7)
-    assert overlap.saved_ms_per_step == pytest.approx(inline_pause_ms, abs=1e-6)
+    assert overlap.saved is not None
+    assert overlap.saved.ms_per_step == pytest.approx(inline_pause_ms, abs=1e-6)
+    assert overlap.saved.interval_ms == pytest.approx((inline_pause_ms, inline_pause_ms), abs=1e-6)
     assert overlap.hidden_grammar_ms_per_step == pytest.approx(hidden_ms, abs=1e-6)
     assert overlap.exposed_grammar_ms_per_step == pytest.approx(3.5 - hidden_ms, abs=1e-6)
     assert overlap.hidden_grammar_share == pytest.approx(hidden_ms / 3.5, abs=1e-6)
+    assert overlap.hidden_grammar_share_interval == pytest.approx((hidden_ms / 3.5,) * 2, abs=1e-6)
     assert overlap.exposed_grammar_share_of_step == pytest.approx((3.5 - hidden_ms) / 10, abs=1e-6)
 
 
 def test_a_run_that_became_slower_hid_nothing() -> None:
     overlap = summary(regular(pause_ms=4), against=regular())
-    assert overlap.saved_ms_per_step == pytest.approx(-4)
+    assert overlap.saved is not None
+    assert overlap.saved.ms_per_step == pytest.approx(-4)
     assert overlap.hidden_grammar_share == 0
     assert overlap.exposed_grammar_share_of_step == pytest.approx(3.5 / 14)
 
 
 def test_another_run_is_no_measure() -> None:
-    with pytest.raises(ConfigError, match="3 steps, the one held against 4"):
+    with pytest.raises(ConfigError, match="3 steps, the one held against has 4"):
         summary(regular(3), against=regular(4))
     other = regular(3)
     other.facts["backend"] = "llguidance"
     with pytest.raises(ConfigError, match="backend 'xgrammar', the one held against with 'llguidance'"):
         summary(regular(3), against=other)
+    with pytest.raises(ConfigError, match="3 steps, repeat 2 has 4"):
+        together([regular(3), regular(4)])
+    with pytest.raises(ConfigError, match="recorded with backend 'xgrammar', repeat 2 with 'llguidance'"):
+        together([regular(3), other])
+    with pytest.raises(ConfigError, match="2 traces are held against 1; give as many"):
+        together([regular(3), regular(3)], [regular(3)])
+
+
+def test_repeats_are_summarized_together() -> None:
+    overlap = together([regular(3, pause_ms=pause_ms) for pause_ms in (0, 2, 4, 20, 30)])
+    assert (overlap.num_repeats, overlap.num_steps) == (5, 3)
+    assert overlap.step_ms == pytest.approx(14)
+    assert overlap.mean_step_ms == pytest.approx(10 + 56 / 5)
+    assert overlap.bubble_ms_per_step == pytest.approx(7)
+    assert overlap.grammar_ms_per_step == pytest.approx(3.5)
+    assert overlap.overlap_share_of_all_steps == pytest.approx(3 / 3.5)
+    stages = {s.stage: s.median_ms_per_step for s in overlap.stages}
+    assert (stages["build"], stages["forward"]) == pytest.approx((1.5, 7))
+
+
+def test_a_stage_of_one_repeat_took_no_time_in_the_others() -> None:
+    odd = regular(3)
+    odd.add("host", "compile", odd.begin + 0.0001, odd.begin + 0.0007)
+    for repeats in ([odd, regular(3)], [regular(3), odd]):
+        compiles = next(s for s in together(repeats).stages if s.stage == "compile")
+        assert (compiles.median_ms_per_step, compiles.mean_ms_per_step) == pytest.approx((0, 0.1))
+
+
+def test_what_was_saved_is_seen_through_a_drift_that_is_larger() -> None:
+    # Each repeat of both is slower than the one before by 5 ms, and one inline run was disturbed.
+    ours = [regular(4, pause_ms=5 * repeat) for repeat in range(7)]
+    inline = [regular(4, pause_ms=5 * repeat + (40 if repeat == 3 else 1)) for repeat in range(7)]
+    overlap = together(ours, inline)
+    assert overlap.saved is not None
+    assert overlap.saved.ms_per_step == pytest.approx(1)
+    assert overlap.saved.ms_by_repeat == pytest.approx((1, 1, 1, 40, 1, 1, 1))
+    assert overlap.saved.interval_ms[0] == pytest.approx(1)
+    assert overlap.saved.num_pairs == 28
+    assert overlap.hidden_grammar_share == pytest.approx(1 / 3.5)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=8), st.floats(-9, 9))
+def test_the_interval_of_what_was_saved(noise_ms: list[float], saved_ms: float) -> None:
+    ours = [100.0] * (5 * len(noise_ms))
+    inline = [100 + saved_ms + noise for noise in noise_ms for _ in range(5)]
+    saved = Saved.of(inline, ours, len(noise_ms))
+    low, high = saved.interval_ms
+    assert low <= saved.ms_per_step + 1e-9
+    assert saved.ms_per_step <= high + 1e-9
+    assert min(noise_ms) <= low - saved_ms + 1e-9
+    assert high - saved_ms <= max(noise_ms) + 1e-9
+    assert saved.ms_by_repeat == pytest.approx([saved_ms + noise for noise in noise_ms])
+    if len(noise_ms) == 1:
+        assert low == pytest.approx(high), "one repeat tells nothing of others"
+
+
+def test_the_interval_finds_the_truth_as_often_as_it_says() -> None:
+    random, num_right = np.random.default_rng(5), 0
+    for _ in range(60):
+        drift = random.normal(scale=3, size=(12, 1))
+        saved = Saved.of(
+            (1 + drift + random.normal(scale=2, size=(12, 9))).ravel().tolist(), [0.0] * 108, num_repeats=12
+        )
+        num_right += saved.interval_ms[0] <= 1 <= saved.interval_ms[1]
+    assert num_right >= 54
 
 
 def test_one_slow_step_moves_the_mean_alone() -> None:
