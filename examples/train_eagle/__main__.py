@@ -18,8 +18,8 @@ from examples.train_eagle.train import Recipe
 from examples.train_eagle.workshop import Workshop
 from specgrammar.errors import SpecGrammarError
 
-FULL = Plan(8000, 384, 512, 160, 0, Recipe(2000))
-QUICK = Plan(16, 4, 8, 8, 0, Recipe(4, num_positions=128, depth=2, warm_up=1))
+FULL = Plan(8000, 384, 512, 160, 192, 0, Recipe(3000))
+QUICK = Plan(8, 2, 4, 8, 24, 0, Recipe(3, num_positions=64, depth=2, warm_up=1))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -31,6 +31,7 @@ class Plan:
         num_held_out: answers of validation prompts.
         shard: answers in one file.
         num_slots: answers that are generated at a time.
+        longest: most tokens of an answer; see `answers.MAX_TOKENS` too.
         seed: of the prompts, and of sampled answers.
         recipe: of the training.
     """
@@ -39,6 +40,7 @@ class Plan:
     num_held_out: int
     shard: int
     num_slots: int
+    longest: int
     seed: int
     recipe: Recipe
 
@@ -58,7 +60,7 @@ def make_answers(workshop: Workshop, plan: Plan, split: Split, report: Report) -
     answers = answer_all(
         target,
         plan.num_slots,
-        lambda task: open_session(vocabulary, backend, task, MAX_TOKENS[task.kind]),
+        lambda task: open_session(vocabulary, backend, task, min(plan.longest, MAX_TOKENS[task.kind])),
         encode,
         islice((task for task in tasks(split, plan.seed) if task.prompt not in seen), wanted),
         seed=len(paths),

@@ -29,7 +29,7 @@ class Recipe:
     Attributes:
         num_updates: of the weights, in all.
         num_positions: answer positions in one update.
-        depth: tokens that are drafted in training-time test.
+        depth: tokens that are drafted in training-time test; shallow at first, see `depth_at`.
         decay: weight of a depth over the one before it.
         learning_rate: after the warm-up; it then falls as a cosine to a hundredth.
         warm_up: updates.
@@ -47,6 +47,12 @@ class Recipe:
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
+
+    def depth_at(self, update: int) -> int:
+        """How deep an update drafts: one token for the first quarter, all of them for the last third."""
+        progress = update / self.num_updates
+        deeper = math.ceil((progress - 0.25) / 0.42 * (self.depth - 1))
+        return min(self.depth, 1 + max(0, deeper))
 
     def rate_at(self, update: int) -> float:
         """The learning rate of an update."""
@@ -94,7 +100,7 @@ def train(
         for batch in batches(examples, recipe.num_positions, random):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate_at(update)
-            torch.autograd.backward(_loss(head, batch, recipe, recent, random))
+            torch.autograd.backward(_loss(head, batch, recipe, recent, random, recipe.depth_at(update)))
             for wide, parameter in zip(master, head.parameters(), strict=True):
                 wide.grad = None if parameter.grad is None else parameter.grad.float()
                 parameter.grad = None
@@ -144,7 +150,7 @@ def evaluate(head: EagleHead, examples: Sequence[Example], recipe: Recipe) -> di
     tally = _Tally(recipe.depth)
     random = Random(0)
     for batch in batches(examples, recipe.num_positions, random):
-        _loss(head, batch, recipe, tally, random)
+        _loss(head, batch, recipe, tally, random, recipe.depth)
     head.train()
     return tally.result()
 
@@ -168,12 +174,12 @@ class _Tally:
         }
 
 
-def _loss(head: EagleHead, batch: Batch, recipe: Recipe, tally: _Tally, random: Random) -> Tensor:
-    depths = chain_losses(head, batch, training_vocabulary(head, batch, random), recipe.depth)
+def _loss(head: EagleHead, batch: Batch, recipe: Recipe, tally: _Tally, random: Random, depth: int) -> Tensor:
+    depths = chain_losses(head, batch, training_vocabulary(head, batch, random), depth)
     total = torch.zeros(())
-    for i, depth in enumerate(depths):
-        tally.note(i, float(depth.loss.detach()), depth.num_right, depth.num_positions)
-        total = total + recipe.decay**i * depth.loss
+    for i, one in enumerate(depths):
+        tally.note(i, float(one.loss.detach()), one.num_right, one.num_positions)
+        total = total + recipe.decay**i * one.loss
     return total
 
 

@@ -88,7 +88,7 @@ class Workshop:
         )
 
     def new_head(self, draft_ids: Tensor, seed: int) -> EagleHead:
-        """A head with random weights, shaped for SmolLM2-135M."""
+        """A head to begin with: the MLP and the last norm are the target's, the rest is random."""
         torch.manual_seed(seed)
         head = EagleHead(self.head_config, self.embedding, self.embedding, draft_ids)
         for name, parameter in head.named_parameters():
@@ -96,7 +96,12 @@ class Workshop:
                 # What is added to the residual stream begins small.
                 std = 0.01 if "o_proj" in name or "down_proj" in name else 0.02
                 torch.nn.init.normal_(parameter, std=std)
-        head.norm.weight.data.copy_(self.weights["model.norm.weight"])
+        last = f"model.layers.{self.model_config.num_hidden_layers - 1}."
+        taken = {"norm.weight": "model.norm.weight"}
+        for name in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+            taken[f"layers.0.{name}.weight"] = f"{last}{name}.weight"
+        for name, theirs in taken.items():
+            head.get_parameter(name).data.copy_(self.weights[theirs])
         return head
 
     def load_head(self, folder: Path) -> EagleHead:

@@ -26,12 +26,12 @@ def test_quick_run_makes_a_head_and_goes_on(tmp_path: Path, capsys: pytest.Captu
         assert main(command) == 0
     finally:
         torch.set_num_threads(threads)
-    assert "16 answers are there" in capsys.readouterr().err
+    assert "8 answers are there" in capsys.readouterr().err
     assert [path.stat().st_mtime_ns for path in shards] == written
 
     log = json.loads((tmp_path / "work/log.json").read_text())
-    assert [entry["update"] for entry in log] == [4]
+    assert [entry["update"] for entry in log] == [3]
     head = Workshop(tmp_path / "work").load_head(tmp_path / "head")
     assert len(head.draft_ids) == 8192
     assert (tmp_path / "head/model.safetensors").stat().st_size < 12_000_000
-    assert sum(len(load_tasks(path)) for path in shards) == 16
+    assert sum(len(load_tasks(path)) for path in shards) == 8
