@@ -12,7 +12,7 @@ import torch
 from specgrammar.config import Config
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
-from specgrammar.protocols.staging import Device
+from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
@@ -76,13 +76,14 @@ class ToyTarget:
                 rows.append(toy_logits([*request.tokens, *path]))
         return Ready(torch.stack(rows))
 
-    def commit(self, batch: DecodeBatch, paths: AcceptedPaths) -> None:
+    def commit(self, batch: DecodeBatch, paths: Launched[AcceptedPaths]) -> None:
         """Keep the root and the accepted nodes."""
         assert self._tree is not None
         assert self._tree.host is not None
+        found = paths.wait()
         for b, request in enumerate(batch.requests):
             first = int(self._tree.cu_nodes[b])
-            kept = paths.accept_index[b, : paths.accept_length[b] + 1]
+            kept = found.accept_index[b, : found.accept_length[b] + 1]
             self.cache[request.request_id] += self._tree.host.draft_tokens[first + kept].tolist()
 
     def remove(self, request_id: str) -> None:

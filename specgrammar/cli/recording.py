@@ -44,6 +44,7 @@ def recording(path: str | None, engine: Engine, adapter: EngineAdapter) -> Itera
         yield
     finally:
         timeline.facts["masking"] = engine.masking
+        timeline.facts["num_overlapped_steps"] = engine.trace.num_overlapped_steps
         timeline.save(path)
 
 

@@ -77,6 +77,7 @@ def summary(outputs: Sequence[RequestOutput], engine: Engine, config: Config, se
         "num_tokens": num_tokens,
         "num_verify_steps": num_verified,
         "num_forwards": trace.num_steps,
+        "num_overlapped_steps": trace.num_overlapped_steps,
         "mean_accept_length": round(num_tokens / num_verified, 4) if num_verified else 0.0,
         "num_draft_tokens": trace.num_draft_tokens,
         "num_accepted": trace.num_accepted,

@@ -289,17 +289,22 @@ class Engine:
 
     def _batch(self) -> DecodeBatch:
         """Who takes part in the next step: all but those that are over with the step in flight."""
-        queued = self._queued
-        in_flight = set() if queued is None else {request.request_id for request in queued.batch.requests}
+        queued, running = self._queued, self._running
+        in_flight = set() if queued is None else {name for name in running if self._is_in(queued, name)}
         views = tuple(
-            running.view(name in in_flight)
-            for name, running in self._running.items()
-            if running.entry.session.finish is None and running.num_left(name in in_flight) > 0
+            one.view(name in in_flight)
+            for name, one in running.items()
+            if one.entry.session.finish is None and one.num_left(name in in_flight) > 0
         )
-        if queued is None or not any(view.request_id in in_flight for view in views):
+        rows = [view.request_id if view.request_id in in_flight else None for view in views]
+        if queued is None or not any(rows):
             return DecodeBatch(self._step, views)
-        names = [view.request_id for view in views]
-        return DecodeBatch(self._step, views, queued.behind(names, self._parts.device.torch_device))
+        return DecodeBatch(self._step, views, queued.behind(rows, self._parts.device.torch_device))
+
+    def _is_in(self, step: PublishedStep, request_id: str) -> bool:
+        """Whether a running request takes part in a step: it itself, and not one that had its id before."""
+        is_named = any(request.request_id == request_id for request in step.batch.requests)
+        return is_named and self._running[request_id].entry.joined <= step.batch.step
 
     # -- leaving -----------------------------------------------------------------------------------------
 

@@ -71,10 +71,11 @@ class PublishedStep:
         """The most that it can commit for a request: the longest path, and a bonus token."""
         return int(np.diff(self.tree.cu_nodes).max(initial=0))
 
-    def behind(self, request_ids: Sequence[str], device: torch.device) -> StepInFlight:
-        """This step as the unresolved one of a batch of these requests."""
+    def behind(self, request_ids: Sequence[str | None], device: torch.device) -> StepInFlight:
+        """This step as the unresolved one of a batch of these requests; None for one that is not in it."""
         row_of = {request.request_id: row for row, request in enumerate(self.batch.requests)}
-        return StepInFlight(self, tuple(row_of.get(name, -1) for name in request_ids), device)
+        rows = tuple(-1 if name is None else row_of[name] for name in request_ids)
+        return StepInFlight(self, rows, device)
 
 
 @dataclass(frozen=True, eq=False)

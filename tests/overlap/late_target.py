@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+import numpy as np
 import torch
 
 from specgrammar.protocols.grammar import Vocabulary
-from specgrammar.protocols.spec import CausalDrafter, CommittedTokens, DecodeBatch
+from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
 from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.trees.chain import chain_links
 from specgrammar.trees.tree import DraftTree, HostTree
 from tests.toy_engine import NUM_COLUMNS, toy_logits
 from tests.toys import VOCABULARY
@@ -63,16 +65,18 @@ class LateTarget:
 
     def verify(self, batch: DecodeBatch, tree: DraftTree) -> Launched[torch.Tensor]:
         """Launch a forward over every node; it fails if the cache is not the committed history."""
-        known = [(view.request_id, list(view.tokens)) for view in batch.requests]
-        unresolved = batch.unresolved
+        names = [view.request_id for view in batch.requests]
+        for b, view in enumerate(batch.requests):
+            most = batch.unresolved.max_tokens if batch.unresolved and batch.unresolved.takes_part[b] else 0
+            depth = min(view.max_draft_tokens, int(np.diff(tree.cu_nodes)[b]) - 1)
+            assert self.max_length is None or view.num_tokens + most + depth <= self.max_length
+        known = histories(batch)
 
         def forward() -> torch.Tensor:
             self._verified = host = _as_it_is_now(tree)
             parents = host.parents().tolist()
-            committed = [[]] * len(known) if unresolved is None else rows_of(unresolved.value())
             rows = []
-            for b, (request_id, begin) in enumerate(known):
-                history = [*begin, *committed[b]]
+            for b, (request_id, history) in enumerate(zip(names, known(), strict=True)):
                 cached, nodes = self.cache[request_id], host.request_slice(b)
                 assert [*cached, history[-1]] == history, "the cache is not the history"
                 contexts: list[list[int]] = []
@@ -107,10 +111,18 @@ class LateTarget:
         self.works.append(self.device.launch(forget, "remove"))
 
 
-def rows_of(committed: CommittedTokens) -> list[list[int]]:
-    """The tokens of each request."""
-    counts = committed.num_tokens.tolist()
-    return [row[:count] for row, count in zip(committed.tokens.tolist(), counts, strict=True)]
+def histories(batch: DecodeBatch) -> Callable[[], list[list[int]]]:
+    """For work that is launched now: each request's tokens, those of an unresolved step included."""
+    known, unresolved = [list(view.tokens) for view in batch.requests], batch.unresolved
+
+    def read() -> list[list[int]]:
+        if unresolved is None:
+            return known
+        committed = unresolved.value()
+        rows = zip(committed.tokens.tolist(), committed.num_tokens.tolist(), strict=True)
+        return [[*history, *row[:count]] for history, (row, count) in zip(known, rows, strict=True)]
+
+    return read
 
 
 def parts_of(tree: DraftTree) -> list[torch.Tensor]:
@@ -123,8 +135,11 @@ def _as_it_is_now(tree: DraftTree) -> HostTree:
     if tree.host is not None:
         return tree.host
     device = tree.device
-    parts = (device.draft_tokens, device.retrieve_next_token, device.retrieve_next_sibling)
-    return HostTree(tree.cu_nodes, *(torch.as_tensor(part).numpy().copy() for part in parts))
+    tokens = torch.as_tensor(device.draft_tokens).numpy().copy()
+    if device.retrieve_next_token is None:
+        return HostTree(tree.cu_nodes, tokens, *chain_links(tree.cu_nodes, tokens >= 0))
+    links = (device.retrieve_next_token, device.retrieve_next_sibling)
+    return HostTree(tree.cu_nodes, tokens, *(torch.as_tensor(part).numpy().copy() for part in links))
 
 
 def _work_in(tree: DraftTree) -> None:
@@ -138,8 +153,10 @@ class LateAdapter:
 
     device: Device
     target: LateTarget
+    drafter: CausalDrafter | None = None
     vocabulary: Vocabulary = VOCABULARY
 
     def load_drafter(self, name: str) -> CausalDrafter:
-        """There is no draft model."""
-        raise AssertionError(name)
+        """The one that was given."""
+        assert self.drafter is not None, name
+        return self.drafter

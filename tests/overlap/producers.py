@@ -22,7 +22,7 @@ from specgrammar.protocols.spec import (
 )
 from specgrammar.protocols.staging import Device
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
-from tests.overlap.late_target import NUM_TEXTS, logits_behind, rows_of
+from tests.overlap.late_target import NUM_TEXTS, histories, logits_behind
 
 Choose = Callable[[int], int]
 """A number in [0, n); who makes the schedule decides which."""
@@ -68,16 +68,14 @@ class DeviceProducer:
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """Trees of always the same capacity; what is deeper than a request needs is padding."""
-        requests = [(list(view.tokens), view.max_draft_tokens) for view in batch.requests]
-        unresolved = batch.unresolved
+        known, depths = histories(batch), [view.max_draft_tokens for view in batch.requests]
         cu_nodes = np.arange(len(batch) + 1, dtype=np.int64) * len(_PARENTS)
         parts = [torch.full((int(cu_nodes[-1]),), -5, dtype=torch.int64) for _ in range(3)]
 
         def draft() -> None:
             tokens, parents = [], []
-            committed = [[]] * len(requests) if unresolved is None else rows_of(unresolved.value())
-            for (begin, depth), news in zip(requests, committed, strict=True):
-                for token, parent in _tree([*begin, *news], depth):
+            for history, depth in zip(known(), depths, strict=True):
+                for token, parent in _tree(history, depth):
                     tokens.append(token)
                     parents.append(parent)
             host = HostTree.from_parents(cu_nodes, np.array(tokens, np.int64), np.array(parents, np.int64))

@@ -30,13 +30,14 @@ from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.spec.none import NoSpeculation
 from specgrammar.testing.delayed_device import DelayedDevice
+from tests.overlap.late_drafter import LateDrafter
 from tests.overlap.late_target import OUT_OF_MEMORY, LateAdapter, LateTarget
 from tests.overlap.producers import Choose, DeviceDrafts, LateProducer, SometimesLate
 from tests.overlap.requests import REQUESTS
 from tests.toy_engine import ToyAdapter, join_in_order
 from tests.toys import BACKEND_NAMES, backend
 
-ALGORITHMS = ("none", "ngram", "chain", "device")
+ALGORITHMS = ("none", "ngram", "chain", "model", "device")
 POLICIES = ("eager", "lazy", "auto")
 _MOST_REQUESTS = 5
 
@@ -198,13 +199,17 @@ def mask_parts_of(engine: Engine) -> MaskParts:
 
 
 def delays(choose: Choose) -> DelayedDevice:
-    """A stream that runs nothing before somebody waits, everything at once, or as it comes."""
-    kind, shares_host_memory = choose(4), bool(choose(2))
+    """A stream that runs nothing before somebody waits, everything at once, now and then, or as it comes."""
+    kind, shares_host_memory = choose(5), bool(choose(2))
     if kind == 0:
         return DelayedDevice(shares_host_memory=shares_host_memory)
     if kind == 1:
         return DelayedDevice(lambda num_pending: num_pending, shares_host_memory=shares_host_memory)
-    return DelayedDevice(lambda num_pending: choose(num_pending + 1), shares_host_memory=shares_host_memory)
+    seldom = 4 if kind == 2 else 1
+    return DelayedDevice(
+        lambda num_pending: choose(num_pending + 1) if not choose(seldom) else 0,
+        shares_host_memory=shares_host_memory,
+    )
 
 
 def algorithm_of(name: str, device: DelayedDevice, choose: Choose) -> SpecAlgorithm:
@@ -213,7 +218,8 @@ def algorithm_of(name: str, device: DelayedDevice, choose: Choose) -> SpecAlgori
         "none": NoSpeculation(),
         "ngram": NgramAlgorithm(),
         "chain": ChainAlgorithm(),
-        "device": DeviceDrafts(device, get_args(Needs)[choose(3)]),
+        "model": ChainAlgorithm(drafter="toy", num_draft_tokens=1 + choose(3)),
+        "device": DeviceDrafts(device, get_args(Needs)[choose(3)], overlaps=choose(3) > 0),
     }
     return SometimesLate(made[name], choose)
 
@@ -233,7 +239,7 @@ def run_schedule(choose: Choose, algorithm: str | None = None, policy: str | Non
     config = Config.from_dict({"backend": name, "mask_policy": policy, "max_batch_size": 1 + choose(4)})
     target = LateTarget(device, is_full=lambda: not choose(40))
     engine = Engine(
-        LateAdapter(device, target),
+        LateAdapter(device, target, LateDrafter(device)),
         backend(name),
         algorithm_of(algorithm, device, choose),
         config,
@@ -250,5 +256,6 @@ def run_schedule(choose: Choose, algorithm: str | None = None, policy: str | Non
     assert isinstance(producer, LateProducer)
     play.counts["late drafts"] = producer.num_late
     play.counts["stale drafts"] = engine.trace.num_stale_drafts
+    play.counts["overlapped"] = engine.trace.num_overlapped_steps
     play.counts[algorithm] = play.counts[policy] = play.counts[name] = 1
     return play.counts

@@ -13,27 +13,37 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
+from specgrammar.config import Config
 from specgrammar.grammar.bitmask import RingSlot
 from specgrammar.grammar.build import build_grammar_mask
 from specgrammar.grammar.mask import GrammarMask
+from specgrammar.grammar.rows import MaskRows
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import Copying, FromDevice
 from specgrammar.grammar.workers import FillWorkers
-from specgrammar.protocols.grammar import Vocabulary
+from specgrammar.protocols.grammar import GrammarSpec, Vocabulary
 from specgrammar.protocols.spec import Commit, DecodeBatch
 from specgrammar.protocols.staging import Device, Launched, StagedTree
 from specgrammar.runtime import masking
 from specgrammar.runtime import step as step_module
 from specgrammar.runtime.device import DoneEvent
 from specgrammar.runtime.drafts import current_draft
+from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.ledger import Entry, Ledger, RequestResult, StepResult
+from specgrammar.runtime.request import Request
+from specgrammar.runtime.results import PublishedStep, StepInFlight
 from specgrammar.runtime.trace import Trace
-from specgrammar.testing.delayed_device import DelayedWork
+from specgrammar.spec.chain import ChainAlgorithm
+from specgrammar.testing.delayed_device import DelayedDevice, DelayedWork
 from specgrammar.trees.tree import DraftTree, HostTree
+from tests.overlap.late_drafter import LateDrafter
+from tests.overlap.late_target import LateAdapter, LateTarget
 from tests.overlap.masks_in_flight import run_masks
 from tests.overlap.producers import Choose
 from tests.overlap.schedules import Seeded, run_schedule
+from tests.toys import backend
 
 Play = Callable[[Choose], object]
 
@@ -44,7 +54,8 @@ ON_DEVICE = partial(run_schedule, algorithm="device", policy="eager")
 ON_DEVICE_LAZILY = partial(run_schedule, algorithm="device", policy="lazy")
 ON_HOST = partial(run_schedule, algorithm="ngram", policy="eager")
 ON_HOST_LAZILY = partial(run_schedule, algorithm="ngram", policy="lazy")
-PLAYS: list[Play] = [ON_DEVICE, ON_DEVICE_LAZILY, ON_HOST, ON_HOST_LAZILY, run_masks]
+ON_DEVICE_ACROSS_STEPS = partial(run_schedule, algorithm="model", policy="eager")
+PLAYS: list[Play] = [ON_DEVICE_ACROSS_STEPS, ON_DEVICE, ON_DEVICE_LAZILY, ON_HOST, ON_HOST_LAZILY, run_masks]
 
 OTHER_OUTPUT = "another output than alone|not a beginning of its tokens"
 OTHER_HISTORY = f"{OTHER_OUTPUT}|the cache is not the history|but the history ends with"
@@ -73,7 +84,9 @@ def assert_noticed(play: Play, kind: str) -> None:
     pytest.fail(f"{num_alike} schedules noticed the fault; these failed: {found}")
 
 
-@pytest.mark.parametrize("play", PLAYS, ids=["device", "device, lazy", "host", "host, lazy", "masks"])
+@pytest.mark.parametrize(
+    "play", PLAYS, ids=["across steps", "device", "device, lazy", "host", "host, lazy", "masks"]
+)
 def test_with_every_guard_in_its_place_they_pass(play: Play) -> None:
     assert not list(failures(play))
 
@@ -95,9 +108,8 @@ def test_the_forward_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_noticed(ON_HOST, TOO_EARLY)
 
 
-@pytest.mark.parametrize(("play", "kind"), [(ON_HOST_LAZILY, "IndexError"), (run_masks, OTHER_ROWS)])
-def test_the_upload_of_a_mask_is_not_waited_for(play: Play, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager masking on a CPU applies masks in launched work, which is behind the upload in any case."""
+def test_the_upload_of_a_mask_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine applies masks in launched work, which is behind the upload in any case."""
     upload = GrammarMask.upload
 
     def without_event(self: GrammarMask) -> None:
@@ -105,7 +117,7 @@ def test_the_upload_of_a_mask_is_not_waited_for(play: Play, kind: str, monkeypat
         self._uploaded = DoneEvent()
 
     monkeypatch.setattr(GrammarMask, "upload", without_event)
-    assert_noticed(play, kind)
+    assert_noticed(run_masks, OTHER_ROWS)
 
 
 # -- buffer reused early -----------------------------------------------------------------------------------
@@ -227,6 +239,69 @@ def test_the_copy_is_issued_after_the_launch(play: Play, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(FromDevice, "stage", lambda self, tree: WhenAsked(self, tree))
     assert_noticed(play, OTHER_HISTORY)
+
+
+# -- the step in flight is taken for another ---------------------------------------------------------------
+
+
+def test_positions_are_those_of_before_the_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is keyed by position: what is drawn behind an unresolved step would be drawn with another's."""
+    monkeypatch.setattr(DecodeBatch, "resolved", lambda batch: batch)
+    assert_noticed(ON_DEVICE_ACROSS_STEPS, OTHER_OUTPUT)
+
+
+def test_a_request_is_given_what_another_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the step in flight are taken in their own order, not by the requests' names."""
+
+    def behind(self: PublishedStep, request_ids: Sequence[str | None], device: torch.device) -> StepInFlight:
+        rows = tuple(row if row < len(self.batch) else -1 for row in range(len(request_ids)))
+        return StepInFlight(self, rows, device)
+
+    monkeypatch.setattr(PublishedStep, "behind", behind)
+    assert_noticed(ON_DEVICE_ACROSS_STEPS, OTHER_HISTORY)
+
+
+def test_a_request_is_given_what_one_before_it_of_its_name_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is aborted leaves at once, and its id may be another's before its last step is known."""
+
+    def by_name(_: Engine, step: PublishedStep, request_id: str) -> bool:
+        return any(request.request_id == request_id for request in step.batch.requests)
+
+    def play(choose: Choose) -> None:
+        device = DelayedDevice()
+        adapter = LateAdapter(device, LateTarget(device), LateDrafter(device))
+        config = Config(mask_policy="eager", max_batch_size=3)
+        algorithm = ChainAlgorithm(drafter="toy", num_draft_tokens=1 + choose(3))
+        engine = Engine(adapter, backend("xgrammar"), algorithm, config)
+        engine.add(Request("long", (1, 2), GrammarSpec.regex("(ab){80}"), max_new_tokens=200))
+        engine.add(Request("a", (2, choose(9)), max_new_tokens=50))
+        engine.step()
+        engine.abort("a")
+        engine.add(Request("a", (3, choose(9)), max_new_tokens=50))
+        for _ in range(4):
+            engine.step()
+
+    assert not list(failures(play))
+    monkeypatch.setattr(Engine, "_is_in", by_name)
+    assert_noticed(play, OTHER_HISTORY)
+
+
+# -- a mask left over --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("play", [ON_DEVICE, ON_HOST])
+def test_rows_of_an_earlier_step_are_applied(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a prompt's step, or any other, left in a slot is behind the last row that a mask owns."""
+    take_over = GrammarMask.__init__
+
+    def greedily(self: GrammarMask, rows: MaskRows, slot: RingSlot, *rest: Any) -> None:
+        take_over(self, rows, slot, *rest)
+        left = slot.owners[self.num_rows : len(rows.statuses)]
+        left[left >= len(rows.statuses)] = -1
+        self.num_rows += len(left)
+
+    monkeypatch.setattr(GrammarMask, "__init__", greedily)
+    assert_noticed(play, OTHER_OUTPUT)
 
 
 # -- retained tokens ignored -------------------------------------------------------------------------------

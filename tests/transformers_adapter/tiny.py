@@ -8,14 +8,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specgrammar.protocols.spec import CommittedTokens, DecodeBatch, RequestView
+from specgrammar.protocols.spec import CausalDrafter, CommittedTokens, DecodeBatch, RequestView
 from specgrammar.protocols.staging import Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.outcome import Outcome
 from specgrammar.spec.roots import last_tokens
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.trees.tree import DraftTree, HostTree
-from specgrammar_transformers import TransformersDrafter
 
 VOCAB = 64
 MAX_LENGTH = 640
@@ -111,7 +110,7 @@ def accepted(paths: Sequence[Sequence[int]], bonus: Sequence[int]) -> Launched[A
 
 
 def drafted(
-    drafter: TransformersDrafter, batch: DecodeBatch, num_tokens: int, *, sampled: bool
+    drafter: CausalDrafter, batch: DecodeBatch, num_tokens: int, *, sampled: bool
 ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
     """Drafts without their roots, int64 `[bs, num_tokens]`, and q, when they are made; checks the roots."""
     drafts = drafter.draft(batch, num_tokens, sampled=sampled)
