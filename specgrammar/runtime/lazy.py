@@ -79,7 +79,8 @@ class LazyMasking:
         sessions = [over if g else s for g, s in zip(guarded, step.sessions, strict=True)]
         masked, mask = mask_before_drawing(self.parts, step, sessions)
         with self.parts.trace.span("wait"):
-            logits = masked.wait() if step.pending.wait().device.type == "cpu" else masked.value()
+            on_host = self.parts.device.torch_device.type == "cpu"  # which is in no stream's order
+            logits = masked.wait() if on_host else masked.value()
         others = ~np.repeat(np.array(guarded), np.diff(tree.cu_nodes))
         status[others] = mask.status[others]
         return logits, mask.num_rows
