@@ -21,7 +21,7 @@ Split = Literal["train", "validation"]
 HELD_OUT_DOMAINS = ("law", "real estate", "biology")
 _NUM_HELD_OUT_FORMS = 6
 
-_SHARES = {"function": 0.58, "json": 0.14, "chat": 0.28}
+_SHARES = {"function": 0.66, "json": 0.16, "chat": 0.18}
 _SAMPLED = 0.25
 """The share of training answers that are sampled, so that the head also meets texts off the greedy path."""
 

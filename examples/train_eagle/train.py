@@ -18,7 +18,7 @@ from examples.train_eagle.batches import Batch, Example, batches
 from examples.train_eagle.loss import chain_losses
 from specgrammar.spec.eagle.head import DraftVocabulary, EagleHead
 
-_NUM_OTHERS = 3072
+_NUM_OTHERS = 2048
 """Ids of the draft vocabulary that an update sees beside the batch's own."""
 
 
@@ -31,6 +31,7 @@ class Recipe:
         num_positions: answer positions in one update.
         depth: tokens that are drafted in training-time test; shallow at first, see `depth_at`.
         decay: weight of a depth over the one before it.
+        text_share: free texts in an epoch; they are long, and all of them would outweigh the JSON.
         learning_rate: after the warm-up; it then falls as a cosine to a hundredth.
         warm_up: updates.
         weight_decay: of AdamW.
@@ -42,6 +43,7 @@ class Recipe:
     num_positions: int = 1536
     depth: int = 4
     decay: float = 0.8
+    text_share: float = 0.5
     learning_rate: float = 1e-3
     warm_up: int = 50
     weight_decay: float = 0.01
@@ -97,7 +99,8 @@ def train(
     head.train()
     while update < recipe.num_updates:
         random = Random(f"{recipe.seed} {update}")
-        for batch in batches(examples, recipe.num_positions, random):
+        chosen = [e for e in examples if e.task.schema is not None or random.random() < recipe.text_share]
+        for batch in batches(chosen, recipe.num_positions, random):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate_at(update)
             torch.autograd.backward(_loss(head, batch, recipe, recent, random, recipe.depth_at(update)))
