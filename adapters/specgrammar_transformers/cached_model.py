@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from specgrammar.errors import InvalidTokenError, ModelError
 from specgrammar.protocols.staging import Device, Launched
 from specgrammar_transformers.architecture import context_limit, output_head, plane_shapes
+from specgrammar_transformers.features import FeatureLog
 from specgrammar_transformers.kv_cache import SlotCache
 from specgrammar_transformers.self_check import check_paths
 from specgrammar_transformers.tree_layout import TreeLayout, layout_of_chains
@@ -60,6 +61,7 @@ class CachedModel:
         self._cache = SlotCache(planes, max_batch_size)
         self._stream = stream
         self._changed: Launched[None] = self.launch(lambda: None)
+        self.features = FeatureLog()
         self.max_batch_size = max_batch_size
         self._ids: list[str] = []  # by row
         self._bounds: list[int] = []  # by row: it has no more tokens
@@ -137,6 +139,8 @@ class CachedModel:
                 chunk = layout_of_chains([tokens[begin : begin + _PREFILL_CHUNK]], self.device)
                 self._run(self.model.base_model, chunk, row, length + begin)
                 self._lengths[row] += chunk.ids.shape[1]
+                nodes = torch.arange(chunk.ids.shape[1], device=self.device)
+                self.features.keep([request_id], torch.zeros_like(nodes), nodes)
 
         return self.launch(run, "prefill")
 
@@ -177,6 +181,7 @@ class CachedModel:
         for row in rows:
             self._bounds[row] += most
         start, index = self._window_start, torch.tensor(rows, dtype=torch.int64, device=self.device)
+        places = torch.tensor(live, dtype=torch.int64, device=self.device)  # in that forward
 
         def keep() -> None:
             try:
@@ -189,6 +194,7 @@ class CachedModel:
             moved = from_slot != to_slot
             self._cache.move_slots(row[moved], from_slot[moved], to_slot[moved])
             self._lengths[index] += (kept >= 0).sum(dim=1)
+            self.features.keep(request_ids, places[item], kept[item, place])
 
         self._change(keep, "keep")
 
@@ -226,9 +232,10 @@ class CachedModel:
             return
         row, last = self._row(request_id), len(self._ids) - 1
         if row != last:
-            self._change(lambda: self._copy_rows([last], [row]))
+            self._change(lambda: self._copy_rows([last], [row]), "keep")
             self._ids[row], self._bounds[row] = self._ids[last], self._bounds[last]
-        self._change(lambda: self._cache.clear_row(last))
+        self._change(lambda: self._cache.clear_row(last), "keep")
+        self.launch(lambda: self.features.forget(request_id))
         self._ids.pop()
         self._bounds.pop()
 
@@ -252,7 +259,8 @@ class CachedModel:
         order = front + [row for row in range(len(self._ids)) if row not in front]
         moves = [(old, new) for new, old in enumerate(order) if old != new]
         if moves:
-            self._change(lambda: self._copy_rows([old for old, _ in moves], [new for _, new in moves]))
+            old, new = ([move[side] for move in moves] for side in (0, 1))
+            self._change(lambda: self._copy_rows(old, new), "keep")
             self._ids = [self._ids[row] for row in order]
             self._bounds = [self._bounds[row] for row in order]
 
@@ -293,13 +301,16 @@ class CachedModel:
         committed = self._lengths[row : row + bs, None]
         prefix = torch.arange(start, device=self.device) < committed
         visible = torch.cat([prefix[:, None].expand(bs, width, start), layout.ancestors], dim=2)
-        return module(
+        output = module(
             input_ids=layout.ids,
             attention_mask=torch.where(visible, self._seen, self._hidden)[:, None],
             position_ids=committed + layout.depths,
             past_key_values=self._cache,
             use_cache=True,
+            output_hidden_states=bool(self.features.layers),
         )
+        self.features.see(output)
+        return output
 
     def _head_reads(
         self, rows: torch.Tensor, columns: torch.Tensor

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from specgrammar.errors import ModelError, StaleStepError
 from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.protocols.staging import Device, Launched
-from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.protocols.target import AcceptedPaths, SharedTensors
 from specgrammar.runtime.device import device_for
 from specgrammar.trees.tree import DraftTree
+from specgrammar_transformers.architecture import output_head
 from specgrammar_transformers.cached_model import CachedModel
 from specgrammar_transformers.tree_layout import TreeLayout, layout_of_tree
 
@@ -171,6 +172,41 @@ class TransformersTarget:
                     f"request {request.request_id!r} has {wanted + 1} tokens, but {found} are cached (all but "
                     "the last should be); commit each step's paths before the next `verify`"
                 )
+
+    @property
+    def shared(self) -> SharedTensors:
+        """Its embedding and output head, for a draft head that shares them.
+
+        Raises:
+            ModelError: the model has no output head.
+        """
+        model = self._cached.model
+        head, embedding = output_head(model), model.get_input_embeddings().weight
+        if head is None:
+            raise ModelError(f"{type(model).__name__} has no output head that a draft head could share")
+        assert isinstance(embedding, torch.Tensor)
+        assert isinstance(head.weight, torch.Tensor)
+        return SharedTensors(embedding.detach(), head.weight.detach(), model.config.num_hidden_layers)
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """Keep features from now on (`protocols.target.SupportsFeatures`).
+
+        Raises:
+            ModelError: the model has no such layer, or its features are read already.
+        """
+        num_layers = self._cached.model.config.num_hidden_layers
+        if self._cached.features.layers:
+            raise ModelError("the target's features are read by another draft head already")
+        if not layers or not all(-1 <= layer < num_layers for layer in layers):
+            raise ModelError(
+                f"features of the layers {list(layers)} are asked for, but the target has the layers 0 to "
+                f"{num_layers - 1}, and -1 for what the output head reads"
+            )
+        self._cached.features.layers = tuple(layers)
+
+    def take_features(self, request_id: str) -> torch.Tensor:
+        """The features of the tokens that were cached since the last call, for work that is launched."""
+        return self._cached.features.take(request_id)
 
     def remove(self, request_id: str) -> None:
         """Free a request's cache; unknown ids are ignored."""

@@ -13,12 +13,14 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from specgrammar.protocols.grammar import Vocabulary
     from specgrammar.protocols.staging import Device, Launched
     from specgrammar.spec.sampling import SamplingParams
-    from specgrammar.trees.tree import DraftTree
+    from specgrammar.trees.tree import DraftTree, HostTree
 
 ALGORITHM_API_VERSION: Literal[1] = 1
 """What an algorithm built against this file declares as its `api_version`."""
@@ -56,6 +58,22 @@ class Topology:
     max_depth: int
 
 
+class DraftGrammar(Protocol):
+    """A request's grammar, as producers may ask it; it is left as it was found (`GrammarSession`)."""
+
+    def fill(self, tree: HostTree, bitmask: NDArray[np.int32]) -> NDArray[np.int8]:
+        """Fill the rows of one request's tree: what may follow each node.
+
+        Args:
+            tree: its root is the request's last token.
+            bitmask: C-contiguous, writeable int32 `[>= num_nodes, num_words]`.
+
+        Returns:
+            The `NodeStatus` of each node, int8 `[num_nodes]`; only a LIVE node's row restricts.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class RequestView:
     """What a producer or a target sees of one request at one step.
@@ -66,6 +84,8 @@ class RequestView:
         num_prompt_tokens: how many of them are the prompt.
         max_draft_tokens: no path needs more draft tokens than this (`max_new_tokens` is near); at least 0.
         sampling: how the target samples for it.
+        grammar: where it stands, for producers that need the `grammar`; None for others, and for a request that
+            no grammar restricts yet.
         num_tokens: length of `tokens` when the view was made. The sequence may be the ledger's own, which
             grows when a later result is resolved; positions count from here.
 
@@ -77,6 +97,7 @@ class RequestView:
     num_prompt_tokens: int
     max_draft_tokens: int
     sampling: SamplingParams
+    grammar: DraftGrammar | None = None
     num_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:

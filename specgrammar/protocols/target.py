@@ -53,6 +53,50 @@ class PendingLogits(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class SharedTensors:
+    """What a draft head shares with its target.
+
+    Attributes:
+        embedding: `[vocab_size, hidden_size]`.
+        output: the output head, the same shape; the embedding itself where the two are tied.
+        num_layers: decoder layers of the target.
+    """
+
+    embedding: torch.Tensor
+    output: torch.Tensor
+    num_layers: int
+
+
+class SupportsFeatures(Protocol):
+    """A target whose layers' outputs a draft head may read."""
+
+    @property
+    def shared(self) -> SharedTensors:
+        """What a draft head reads of it besides; raises ModelError where there is no output head."""
+        ...
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """Keep features from now on, of every token that is cached.
+
+        Args:
+            layers: k is the residual stream in front of layer k, -1 what the output head reads. Their features
+                are joined in this order.
+
+        Raises ModelError where the target has no such layer, or is watched already.
+        """
+        ...
+
+    def take_features(self, request_id: str) -> torch.Tensor:
+        """The features of the tokens that were cached since the last call, for work that is launched.
+
+        Returns:
+            `[tokens, len(layers) * hidden_size]`, in the tokens' order: at first those of the prompt but for
+            its last token, then each step's root and accepted drafts.
+        """
+        ...
+
+
 class TargetModel(Protocol):
     """A causal language model with a cache per request (KV, or recurrent state).
 

@@ -292,7 +292,7 @@ class Engine:
         queued, running = self._queued, self._running
         in_flight = set() if queued is None else {name for name in running if self._is_in(queued, name)}
         views = tuple(
-            one.view(name in in_flight)
+            one.view(name in in_flight, self._parts.producer.needs == "grammar")
             for name, one in running.items()
             if one.entry.session.finish is None and one.num_left(name in in_flight) > 0
         )

@@ -29,11 +29,12 @@ class Running:
         assert limit is not None
         return limit - len(self.entry.session.output) - is_in_flight
 
-    def view(self, is_in_flight: bool) -> RequestView:
+    def view(self, is_in_flight: bool, shows_grammar: bool) -> RequestView:
         """What a producer and the target see of it.
 
         Args:
             is_in_flight: whether a step that it takes part in is not resolved.
+            shows_grammar: whether the producer reads where its grammar stands.
         """
         request, entry = self.request, self.entry
         return RequestView(
@@ -42,6 +43,7 @@ class Running:
             entry.num_prompt_tokens,
             max(0, self.num_left(is_in_flight) - 1),
             request.sampling,
+            entry.session if shows_grammar and entry.session.cursor is not None else None,
         )
 
     def output(self) -> RequestOutput:

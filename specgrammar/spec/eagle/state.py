@@ -108,6 +108,10 @@ class HeadState:
         assert first_output is not None
         return first_output
 
+    def drop_drafts(self) -> None:
+        """Drop what was drafted since the last `extend`, to draft again from there."""
+        self._levels = []
+
     @torch.no_grad()
     def expand(self, rows: Sequence[int], tokens: Tensor, hidden: Tensor, ancestors: Tensor) -> Tensor:
         """Run one level of the draft trees: nodes of one depth, below nodes that were expanded before.

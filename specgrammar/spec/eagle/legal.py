@@ -1,0 +1,72 @@
+"""`LegalTokens`: what each request's grammar lets follow the nodes of a tree that is still growing.
+
+Reading the matchers is host work between a draft's levels, so it is for producers that run in sync with the
+grammar (`needs = "grammar"`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specgrammar.protocols.grammar import NodeStatus, Vocabulary
+from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.spec.eagle.growth import Growth
+from specgrammar.trees.tree import HostTree
+
+_CLOSED = (NodeStatus.REJECTED, NodeStatus.ENDED, NodeStatus.PADDING)
+
+
+class LegalTokens:
+    """Asks the grammars of a batch."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Rows are as wide as this vocabulary."""
+        self._vocabulary = vocabulary
+
+    def of(self, batch: DecodeBatch, roots: Tensor) -> LegalBehind:
+        """The grammars of a batch at its roots, int64 `[bs]`."""
+        return LegalBehind(self._vocabulary, batch, roots)
+
+
+class LegalBehind:
+    """What may follow each node of the growing trees of one step."""
+
+    def __init__(self, vocabulary: Vocabulary, batch: DecodeBatch, roots: Tensor) -> None:
+        self._vocabulary, self._batch = vocabulary, batch
+        self._tokens: list[list[int]] = [[root] for root in roots.tolist()]
+        self._parents: list[list[int]] = [[-1] for _ in self._tokens]
+        self._device = roots.device
+
+    def behind_root(self) -> Tensor:
+        """What may follow the roots, bool `[bs, 1, vocab_size]`."""
+        return self._ask(1)
+
+    def behind(self, growth: Growth) -> Tensor:
+        """What may follow the nodes of a frontier, bool `[bs, topk, vocab_size]`; asked once at each depth."""
+        count = growth.frontier.shape[1]
+        above, begin = growth.above.tolist(), len(self._tokens[0]) - count
+        for b, tokens in enumerate(growth.frontier_tokens.tolist()):
+            self._tokens[b] += tokens
+            self._parents[b] += [0 if begin < 0 else begin + place for place in above[b]]
+        return self._ask(count)
+
+    def _ask(self, num_last: int) -> Tensor:
+        """What may follow the last nodes of each tree."""
+        num_nodes, bs = len(self._tokens[0]), len(self._tokens)
+        rows: NDArray[np.int32] = np.empty((num_nodes, self._vocabulary.num_words), np.int32)
+        last: NDArray[np.int32] = np.empty((bs, num_last, self._vocabulary.num_words), np.int32)
+        for b, view in enumerate(self._batch.requests):
+            if view.grammar is None:
+                last[b] = -1
+                continue
+            tree = HostTree.from_parents(
+                np.array([0, num_nodes]), np.array(self._tokens[b]), np.array(self._parents[b])
+            )
+            status = view.grammar.fill(tree, rows)
+            last[b] = rows[-num_last:]
+            last[b, np.isin(status[-num_last:], _CLOSED)] = 0
+        bits = np.unpackbits(last.view(np.uint8), axis=2, bitorder="little")
+        return torch.from_numpy(bits[:, :, : self._vocabulary.vocab_size].astype(np.bool_)).to(self._device)
