@@ -80,11 +80,11 @@ class ToyTarget:
         """Keep the root and the accepted nodes."""
         assert self._tree is not None
         assert self._tree.host is not None
-        found = paths.wait()
+        kept = paths.wait().nodes_to_keep()
         for b, request in enumerate(batch.requests):
             first = int(self._tree.cu_nodes[b])
-            kept = found.accept_index[b, : found.accept_length[b] + 1]
-            self.cache[request.request_id] += self._tree.host.draft_tokens[first + kept].tolist()
+            nodes = kept[b][kept[b] >= 0]
+            self.cache[request.request_id] += self._tree.host.draft_tokens[first + nodes].tolist()
 
     def remove(self, request_id: str) -> None:
         """Forget a request."""

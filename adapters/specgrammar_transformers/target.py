@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from specgrammar.errors import ModelError, StaleStepError
@@ -139,7 +138,7 @@ class TransformersTarget:
         return LaunchedLogits(forward, self.torch_device)
 
     def commit(self, batch: DecodeBatch, paths: Launched[AcceptedPaths]) -> None:
-        """Keep the cache of the root and the accepted nodes, in path order; drop all others of that tree.
+        """Keep the cache of the nodes that the paths name; drop all others of that tree.
 
         Raises:
             StaleStepError: another step was verified last, or this one was committed already.
@@ -150,13 +149,8 @@ class TransformersTarget:
                 f"was {'none' if self._launched_step is None else f'step {self._launched_step}'}"
             )
         self._launched_step = None
-
-        def nodes() -> NDArray[np.int64]:
-            found = paths.value()
-            depth = np.arange(found.accept_index.shape[1])
-            return np.where(depth <= found.accept_length[:, None], found.accept_index, -1)
-
-        self._cached.keep([request.request_id for request in batch.requests], nodes, self._largest_tree)
+        names = [request.request_id for request in batch.requests]
+        self._cached.keep(names, lambda: paths.value().nodes_to_keep(), self._largest_tree)
 
     def _check_histories(self, batch: DecodeBatch) -> None:
         """Whether all but each request's last token are cached; asked on the stream, where that is no wait."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -35,6 +36,15 @@ class AcceptedPaths:
     accept_length: NDArray[np.int64]
     bonus_token: NDArray[np.int64]
     logprobs: NDArray[np.float32] | None = None
+
+    def nodes_to_keep(self) -> NDArray[np.int64]:
+        """Whose cache is kept, int64 like `accept_index`, -1 for none: of all committed tokens but the last.
+
+        That is the root and the accepted nodes, and without a bonus token all but the last of these.
+        """
+        num_kept = self.accept_length + (self.bonus_token >= 0)
+        depth = np.arange(self.accept_index.shape[1])
+        return np.where(depth < num_kept[:, None], self.accept_index, -1)
 
 
 class PendingLogits(Protocol):
@@ -131,7 +141,7 @@ class TargetModel(Protocol):
         ...
 
     def commit(self, batch: DecodeBatch, paths: Launched[AcceptedPaths]) -> None:
-        """Keep the cache of the root and the accepted nodes, in path order; drop all others of that tree.
+        """Keep the cache of the nodes that `paths.nodes_to_keep()` names; drop all others of that tree.
 
         Called once behind each `verify`, in its order. A target without a stream asks `paths.wait()`; one with
         a stream launches work that reads `paths.value()` and returns. Where the paths raise, the step has

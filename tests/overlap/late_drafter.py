@@ -8,7 +8,8 @@ import torch
 
 from specgrammar.protocols.spec import DecodeBatch, Drafts
 from specgrammar.protocols.staging import Device
-from tests.overlap.late_target import NUM_TEXTS, histories, logits_behind
+from tests.overlap.late_target import histories, logits_behind
+from tests.toys import STOP
 
 
 @dataclass
@@ -16,7 +17,7 @@ class LateDrafter:
     """What the toy is likeliest to say, were there no grammar."""
 
     device: Device
-    vocab_size: int = NUM_TEXTS
+    vocab_size: int = STOP + 1
 
     def draft(self, batch: DecodeBatch, num_tokens: int, *, sampled: bool) -> Drafts:
         """Launch what writes the chains; until then their memory is no token."""
@@ -28,7 +29,7 @@ class LateDrafter:
             for row, history in enumerate(known()):
                 chain = history[-1:]
                 for _ in range(num_tokens):
-                    chain.append(int(logits_behind([*history[-3:], *chain[1:]])[:NUM_TEXTS].argmax()))
+                    chain.append(int(logits_behind([*history[-3:], *chain[1:]])[: STOP + 1].argmax()))
                 tokens[row] = torch.tensor(chain)
 
         return Drafts(tokens, None, self.device.launch(draft, "draft"))

@@ -95,10 +95,10 @@ class LateTarget:
 
         def keep() -> None:
             assert self._verified is not None
-            found = paths.value()
+            kept = paths.value().nodes_to_keep()
             for b, request_id in enumerate(requests):
                 tokens = self._verified.draft_tokens[self._verified.request_slice(b)]
-                self.cache[request_id] += tokens[found.accept_index[b, : found.accept_length[b] + 1]].tolist()
+                self.cache[request_id] += tokens[kept[b][kept[b] >= 0]].tolist()
 
         self.works.append(self.device.launch(keep, "commit"))
 

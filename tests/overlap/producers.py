@@ -22,7 +22,8 @@ from specgrammar.protocols.spec import (
 )
 from specgrammar.protocols.staging import Device
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
-from tests.overlap.late_target import NUM_TEXTS, histories, logits_behind
+from tests.overlap.late_target import histories, logits_behind
+from tests.toys import STOP
 
 Choose = Callable[[int], int]
 """A number in [0, n); who makes the schedule decides which."""
@@ -95,7 +96,7 @@ def _tree(history: list[int], max_depth: int) -> list[tuple[int, int]]:
     nodes = [(history[-1], -1)]
     paths, depths = [history[-3:]], [0]
     for node, parent in enumerate(_PARENTS[1:], 1):
-        best = logits_behind(paths[parent])[:NUM_TEXTS].topk(2).indices.tolist()
+        best = logits_behind(paths[parent])[: STOP + 1].topk(2).indices.tolist()
         token = best[node == 2]
         paths.append([*paths[parent], token])
         depths.append(depths[parent] + 1)

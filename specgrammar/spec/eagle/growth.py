@@ -86,6 +86,10 @@ class Growth:
         inherited = self.ancestors.gather(1, self.above[:, :, None].expand(-1, -1, seen))
         self.ancestors = torch.cat((inherited, self._own), dim=2)
 
+    def at_parents(self, outputs: Tensor) -> Tensor:
+        """What the frontier's nodes are expanded with: of outputs `[bs, topk, size]`, their parents'."""
+        return outputs.gather(1, self.above[:, :, None].expand(-1, -1, outputs.shape[2]))
+
     def build(self, roots: Tensor, num_nodes: int) -> BuiltTrees:
         """Keep each root and its best `num_nodes - 1` nodes.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary
 from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.spec.eagle.chain_growth import ChainGrowth
 from specgrammar.spec.eagle.growth import Growth
 from specgrammar.trees.tree import HostTree
 
@@ -44,13 +45,17 @@ class LegalBehind:
         """What may follow the roots, bool `[bs, 1, vocab_size]`."""
         return self._ask(1)
 
-    def behind(self, growth: Growth) -> Tensor:
+    def behind(self, growth: Growth | ChainGrowth) -> Tensor:
         """What may follow the nodes of a frontier, bool `[bs, topk, vocab_size]`; asked once at each depth."""
-        count = growth.frontier.shape[1]
-        above, begin = growth.above.tolist(), len(self._tokens[0]) - count
-        for b, tokens in enumerate(growth.frontier_tokens.tolist()):
+        frontier = growth.frontier_tokens.tolist()
+        num_nodes, count = len(self._tokens[0]), growth.frontier_tokens.shape[1]
+        for b, tokens in enumerate(frontier):
+            above = (
+                [0] * count if num_nodes == 1 or isinstance(growth, ChainGrowth) else growth.above[b].tolist()
+            )
+            begin = 0 if num_nodes == 1 else num_nodes - count  # of the frontier before
             self._tokens[b] += tokens
-            self._parents[b] += [0 if begin < 0 else begin + place for place in above[b]]
+            self._parents[b] += [begin + place for place in above]
         return self._ask(count)
 
     def _ask(self, num_last: int) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from specgrammar.protocols.spec import Commit, DecodeBatch, Needs, ProducerContext, RequestView
 from specgrammar.protocols.target import SupportsFeatures
 from specgrammar.spec.eagle.algorithm import EagleAlgorithm
+from specgrammar.spec.eagle.chain_growth import ChainGrowth, is_chain
 from specgrammar.spec.eagle.growth import Growth
 from specgrammar.spec.eagle.head import EagleHead
 from specgrammar.spec.eagle.legal import LegalTokens
@@ -51,6 +52,8 @@ class EagleProducer:
         """Take over a head beside its target, whose features nobody else may take."""
         self.needs: Needs = "grammar" if options.grammar_aware else "nothing"
         self._options, self._head, self._target, self._device = options, head, target, context.device
+        chains = is_chain(options.topk, options.num_steps, options.num_draft_tokens)
+        self._growth: type[Growth | ChainGrowth] = ChainGrowth if chains else Growth
         num_expanded = options.topk * (options.num_steps - 1)
         self._state = HeadState(head, context.max_batch_size, num_expanded)
         like = head.layer(0).self_attn.q_proj.weight
@@ -68,10 +71,11 @@ class EagleProducer:
                 self._start(view)
         drafted = [self._requests[view.request_id] for view in batch.requests]
         cu_nodes = np.arange(bs + 1, dtype=np.int64) * options.num_draft_tokens
-        memory = torch.empty(3, bs * options.num_draft_tokens, dtype=torch.int64, device=self._outputs.device)
+        shape = (1 if options.topk == 1 else 3, bs * options.num_draft_tokens)
+        memory = torch.empty(shape, dtype=torch.int64, device=self._outputs.device)
         made = self._device.launch(lambda: self._draft(batch, drafted, memory), "draft")
-        tokens, next_token, next_sibling = memory.unbind(0)
-        parts = DeviceTree(tokens) if options.topk == 1 else DeviceTree(tokens, next_token, next_sibling)
+        tokens, *links = memory.unbind(0)
+        parts = DeviceTree(tokens, *links)
         source = np.zeros(len(tokens), dtype=np.int16)
         return DraftTree(batch.step, cu_nodes, device=parts, made=made, source=source, sources=("eagle",))
 
@@ -104,8 +108,14 @@ class EagleProducer:
             device=roots.device,
         )
         growth = self._grow(batch, rows, roots, limits)
+        built = memory.view(len(memory), len(batch), -1)
+        if isinstance(growth, ChainGrowth):
+            built[0] = growth.build(roots)
+            return
         trees = growth.build(roots, self._options.num_draft_tokens)
-        memory.view(3, len(batch), -1).copy_(torch.stack((trees.tokens, trees.next_token, trees.next_sibling)))
+        built[0] = trees.tokens
+        if len(built) > 1:  # else they are chains, whose links are known
+            built[1], built[2] = trees.next_token, trees.next_sibling
 
     def _take_in(self, batch: DecodeBatch, drafted: Sequence[_Drafted]) -> Tensor:
         """Let the head read what was committed; the roots, int64 `[bs]`."""
@@ -131,14 +141,14 @@ class EagleProducer:
             self._outputs[rows] = self._state.extend(rows, ids, torch.cat(features), counts)
         return last_tokens(batch, committed, device)
 
-    def _grow(self, batch: DecodeBatch, rows: list[int], roots: Tensor, limits: Tensor) -> Growth:
+    def _grow(self, batch: DecodeBatch, rows: list[int], roots: Tensor, limits: Tensor) -> Growth | ChainGrowth:
         k, output = self._options.topk, self._outputs[rows]
         legal = None if self._legal is None else self._legal.of(batch, roots)
         ids, logprobs = self._words.best(
             rows, output[:, None], k, None if legal is None else legal.behind_root()
         )
         logprobs = logprobs.masked_fill((limits < 1)[:, None, None], -torch.inf)
-        growth = Growth(ids[:, 0], logprobs[:, 0])
+        growth = self._growth(ids[:, 0], logprobs[:, 0])
         hidden = output[:, None].expand(-1, k, -1)
         for depth in range(1, self._options.num_steps):
             tokens = growth.frontier_tokens
@@ -146,5 +156,5 @@ class EagleProducer:
             allowed = None if legal is None else legal.behind(growth)
             ids, logprobs = self._words.best(rows, hidden, k, allowed)
             growth.grow(ids, logprobs.masked_fill((limits <= depth)[:, None, None], -torch.inf))
-            hidden = hidden.gather(1, growth.above[:, :, None].expand(-1, -1, hidden.shape[2]))
+            hidden = growth.at_parents(hidden)
         return growth

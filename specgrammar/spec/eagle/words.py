@@ -52,7 +52,7 @@ class DraftWords:
             allowed = allowed & legal[:, :, vocabulary.ids]
         logprobs = logits.masked_fill_(~allowed, -torch.inf).log_softmax(dim=-1)
         # Where nothing may be drafted a row is all NaN; so is one of broken weights.
-        scores, index = logprobs.nan_to_num_(nan=-torch.inf).topk(count, dim=-1)
+        scores, index = logprobs.nan_to_num_(nan=-torch.inf, neginf=-torch.inf).topk(count, dim=-1)
         return vocabulary.ids[index], scores
 
     def _all_words(self) -> DraftVocabulary:
