@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from benchmarks.bfcl import Entry
-from specgrammar.cli.recording import facts_of
+from specgrammar.cli.recording import facts_behind, facts_of
 from specgrammar.config import Config
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.runtime.engine import Engine
@@ -63,7 +63,7 @@ class Player:
     def recording(self, facts: Mapping[str, object]) -> Timeline:
         """What was done, the pauses left out; `facts` are added to the run's own."""
         recording = without(self._timeline, self._pauses)
-        recording.facts |= {**facts, "masking": self._engine.masking}
+        recording.facts |= {**facts, **facts_behind(self._engine)}
         return recording
 
 

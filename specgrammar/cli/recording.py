@@ -43,9 +43,13 @@ def recording(path: str | None, engine: Engine, adapter: EngineAdapter) -> Itera
     try:
         yield
     finally:
-        timeline.facts["masking"] = engine.masking
-        timeline.facts["num_overlapped_steps"] = engine.trace.num_overlapped_steps
+        timeline.facts |= facts_behind(engine)
         timeline.save(path)
+
+
+def facts_behind(engine: Engine) -> dict[str, Any]:
+    """What a trace says about its run when it is over."""
+    return {"masking": engine.masking, "num_overlapped_steps": engine.trace.num_overlapped_steps}
 
 
 def facts_of(engine: Engine, adapter: EngineAdapter) -> dict[str, Any]:
