@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specgrammar.spec.eagle.growth import Growth, links_of
+from specgrammar.spec.eagle.build import links_of
+from specgrammar.spec.eagle.growth import Growth
 from specgrammar.trees.links import links_from_parents
 from specgrammar.trees.tree import HostTree
 from specgrammar.trees.validate import validate_tree

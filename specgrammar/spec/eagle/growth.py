@@ -11,27 +11,10 @@ All shapes are known beforehand and nothing waits for the device. A score of -in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, eq=False)
-class BuiltTrees:
-    """Trees of N nodes each, as verification wants them; int64 `[bs, N]`, -1 for none.
-
-    Attributes:
-        tokens: node 0 is the root; -1 for padding, which lies behind all other nodes.
-        parents: node numbers.
-        next_token: first children.
-        next_sibling: next children of the same parent.
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    next_token: Tensor
-    next_sibling: Tensor
+from specgrammar.spec.eagle.build import BuiltTrees, best, build_trees
 
 
 class Growth:
@@ -79,7 +62,7 @@ class Growth:
         self._tokens.append(ids.flatten(1))
         self._parents.append(self.frontier.repeat_interleave(k, dim=1))
         self._scores.append(scores)
-        chosen = _best(scores, k)
+        chosen = best(scores, k)
         self._frontier_scores = scores.gather(1, chosen)
         self.frontier, self.above = begin + chosen, chosen // k
         seen = self.ancestors.shape[2]
@@ -100,43 +83,4 @@ class Growth:
         tokens, parents, scores = (
             torch.cat(part, dim=1) for part in (self._tokens, self._parents, self._scores)
         )
-        bs, num_candidates = tokens.shape
-        num_kept = min(num_nodes - 1, num_candidates)
-        kept = _best(scores, num_kept)
-        is_node = scores.gather(1, kept) > -torch.inf
-        kept = torch.where(is_node, kept, num_candidates).sort(dim=1).values  # padding goes to the end
-        # One candidate more, for the places that are padding; and the root is the candidate -1.
-        number = torch.full((bs, num_candidates + 2), -1, dtype=torch.int64, device=tokens.device)
-        number[:, -1] = 0
-        places = torch.arange(1, num_kept + 1, device=tokens.device).expand(bs, -1)
-        number.scatter_(1, kept, places)
-        number[:, num_candidates] = -1
-        padded = torch.nn.functional.pad(torch.stack((tokens, parents)), (0, 1), value=-1)
-        kept_tokens, kept_parents = padded.gather(2, kept.expand(2, -1, -1)).unbind(0)
-        above = number.gather(1, torch.where(kept_parents < 0, num_candidates + 1, kept_parents))
-        above = torch.where(kept == num_candidates, -1, above)
-        width = num_nodes - 1 - num_kept
-        no_node = torch.full((bs, 1), -1, dtype=torch.int64, device=tokens.device)
-        all_tokens = torch.cat((roots[:, None], kept_tokens, no_node.expand(-1, width)), dim=1)
-        all_parents = torch.cat((no_node, above, no_node.expand(-1, width)), dim=1)
-        return BuiltTrees(all_tokens, all_parents, *links_of(all_parents))
-
-
-def links_of(parents: Tensor) -> tuple[Tensor, Tensor]:
-    """First children and next siblings, int64 `[bs, N]` each, from parents that come before their children."""
-    num_nodes = parents.shape[1]
-    node = torch.arange(num_nodes, device=parents.device)
-    # [b, i, k]: k is a child of i; or a later child of i's parent. The lowest k is the one to link to.
-    is_child = parents[:, None] == node[:, None]
-    is_sibling = (parents[:, None] == parents[:, :, None]) & (node > node[:, None]) & (parents >= 0)[:, :, None]
-    return _lowest(is_child, node), _lowest(is_sibling, node)
-
-
-def _lowest(is_linked: Tensor, node: Tensor) -> Tensor:
-    lowest = torch.where(is_linked, node, len(node)).amin(dim=2)
-    return torch.where(lowest == len(node), -1, lowest)
-
-
-def _best(scores: Tensor, count: int) -> Tensor:
-    """The places of the best scores, int64 `[bs, count]`, of equal ones the first."""
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        return build_trees(roots, tokens, parents, scores, num_nodes)
