@@ -1,6 +1,6 @@
 """From the candidates of a grown tree to what is verified: the best nodes, in order, with links.
 
-On an accelerator one kernel does it in one build (`build_kernels`); what it has to give is written down here in torch.
+On an accelerator one kernel does it (`build_kernels`); what it has to give is written down here in torch.
 """
 
 from __future__ import annotations
