@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specgrammar.spec.eagle.build import links_of
+from specgrammar.spec.eagle.chain_growth import ChainGrowth, is_chain
 from specgrammar.spec.eagle.growth import Growth
 from specgrammar.trees.links import links_from_parents
 from specgrammar.trees.tree import HostTree
@@ -123,3 +124,39 @@ def test_links_are_those_of_the_host(seed: int, num_nodes: int, bs: int) -> None
     expected = links_from_parents(cu_nodes, parents.reshape(-1))
     for found, wanted in zip(links_of(torch.from_numpy(parents)), expected, strict=True):
         assert found.reshape(-1).tolist() == wanted.tolist()
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 5),
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.1, 0.5]),
+    st.integers(1, 3),
+)
+def test_the_fast_path_gives_the_general_paths_chains(
+    seed: int, bs: int, num_steps: int, no_draft: float, num_batches: int
+) -> None:
+    """For every width, a single step included, and whatever was grown before with another configuration."""
+    generator = torch.Generator().manual_seed(seed)
+    for batch in range(num_batches):
+        steps = max(1, num_steps - batch)
+        ids = [torch.randint(0, 99, (bs, 1, 1), generator=generator) for _ in range(steps)]
+        logprobs = [-torch.rand(bs, 1, 1, generator=generator) for _ in range(steps)]
+        for part in logprobs:
+            part[torch.rand(part.shape, generator=generator) < no_draft] = -torch.inf
+        fast, general = ChainGrowth(ids[0][:, 0], logprobs[0][:, 0]), Growth(ids[0][:, 0], logprobs[0][:, 0])
+        for more_ids, more_logprobs in zip(ids[1:], logprobs[1:], strict=True):
+            for growth in (fast, general):
+                growth.grow(more_ids, more_logprobs)
+            assert torch.equal(fast.frontier_tokens, general.frontier_tokens)
+            assert torch.equal(fast.ancestors, general.ancestors)
+            outputs = torch.rand(bs, 1, 3, generator=generator)
+            assert torch.equal(fast.at_parents(outputs), general.at_parents(outputs))
+        trees = general.build(torch.arange(bs), steps + 1)
+        assert torch.equal(fast.build(torch.arange(bs)), trees.tokens)
+        assert is_chain(1, steps, steps + 1)
+
+
+def test_other_shapes_fall_back() -> None:
+    assert not is_chain(1, 4, 4)
+    assert not is_chain(2, 4, 5)
