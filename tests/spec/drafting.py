@@ -44,7 +44,8 @@ def commit(tokens: Sequence[int], request_id: str = "r", *, finished: bool = Fal
 
 def host(tree: DraftTree) -> HostTree:
     """The tree as a step would get it, from wherever it was made."""
-    return staging_for("chain", InlineDevice()).stage(tree).resolve()
+    kind = "chain" if tree.device.retrieve_next_token is None else "tree"
+    return staging_for(kind, InlineDevice()).stage(tree).resolve()
 
 
 def paths(tree: DraftTree, request: int = 0) -> list[tuple[int, ...]]:

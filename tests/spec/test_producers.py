@@ -30,6 +30,7 @@ from specgrammar.spec.sampling import SamplingParams
 from specgrammar.trees.tree import DraftTree
 from specgrammar.trees.validate import validate_tree
 from tests.spec.drafting import VOCAB_SIZE, MarkovDrafter, arrays, batch, commit, context, host, paths, view
+from tests.spec.toy_eagle import toy_eagle
 
 MAKERS: dict[str, Callable[[], SpecAlgorithm]] = {
     "none": NoSpeculation,
@@ -39,6 +40,9 @@ MAKERS: dict[str, Callable[[], SpecAlgorithm]] = {
     "chain": ChainAlgorithm,
     "chain, short": lambda: ChainAlgorithm(num_draft_tokens=1, min_match=2),
     "chain, model": lambda: ChainAlgorithm(drafter="markov"),
+    "eagle": lambda: toy_eagle(topk=3, num_steps=3, num_draft_tokens=9),
+    "eagle, chain": lambda: toy_eagle(topk=1, num_steps=4, num_draft_tokens=5),
+    "eagle, cut chain": lambda: toy_eagle(topk=1, num_steps=4, num_draft_tokens=3),
     "chain, sampled": lambda: ChainAlgorithm(drafter="markov", draft_sampling="sampled", num_draft_tokens=3),
 }
 algorithms = pytest.mark.parametrize("name", MAKERS)

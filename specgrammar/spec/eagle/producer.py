@@ -26,7 +26,7 @@ from specgrammar.spec.eagle.head import EagleHead
 from specgrammar.spec.eagle.legal import LegalTokens
 from specgrammar.spec.eagle.state import HeadState
 from specgrammar.spec.eagle.words import DraftWords
-from specgrammar.spec.roots import last_tokens
+from specgrammar.spec.roots import last_tokens, roots_tree
 from specgrammar.trees.tree import DeviceTree, DraftTree
 
 
@@ -66,6 +66,8 @@ class EagleProducer:
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """Launch the growth of a tree per request, see `TreeProducer`; all have the same capacity."""
         options, bs = self._options, len(batch)
+        if not any(view.max_draft_tokens for view in batch.requests):
+            return roots_tree(batch, self._device)
         for view in batch.requests:
             if view.request_id not in self._requests:
                 self._start(view)
