@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,6 +134,26 @@ def check_links(device: torch.device, bs: int, num_nodes: int) -> Check:
     return Check("tree links", f"{bs} x {num_nodes}", bool(agrees), spent)
 
 
+def check_verify(device: torch.device, method: str, bs: int, num_nodes: int, vocab_size: int) -> Check:
+    """Device verification against `accept`; on a GPU also as a graph, whose replay is timed."""
+    from benchmarks.verify_scene import verify_scene
+    from specgrammar.spec.verify import verify_triton
+    from specgrammar.spec.verify_torch import verify_torch
+
+    scene = verify_scene(device, method, bs, num_nodes, vocab_size)
+    call: Callable[[], object] = partial(verify_triton, *scene[:5])
+    agrees = scene.agrees(verify_triton(*scene[:5])) and scene.agrees(verify_torch(*scene[:5]))
+    if device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = verify_triton(*scene[:5])
+        graph.replay()
+        agrees &= scene.agrees(found)
+        call = graph.replay
+    shape = f"{bs} x {num_nodes} x {vocab_size}, {scene.expected.accept_length.mean():.1f} accepted"
+    return Check(f"verify, {method}", shape, agrees, timed(device, call, 20))
+
+
 def toy_vocabulary() -> Vocabulary:
     """All bytes, some pairs that JSON uses, and one stop token."""
     from specgrammar.protocols.grammar import Vocabulary
@@ -226,17 +247,21 @@ def check_generation(device: torch.device, backend: str, max_new_tokens: int = 1
 
 def run(device: torch.device, *, small: bool) -> list[Check]:
     """All checks; `small` shapes are for the interpreter."""
+    from benchmarks.verify_scene import METHODS
+
     vocab_size = 1000 if small else 128_256
     checks = [
         check_apply(device, 16, vocab_size),
         check_upload(device, 8 if small else 512, vocab_size),
         check_links(device, 2, 16),
+        *(check_verify(device, method, 4, 6, vocab_size) for method in METHODS),
     ]
     if not small:
         checks += [
             check_apply(device, 2048, vocab_size),
             check_links(device, 128, 16),
             check_links(device, 32, 64),
+            *(check_verify(device, method, bs, 16, vocab_size) for method in METHODS for bs in (1, 32)),
         ]
     return checks + [check_generation(device, name) for name in ("xgrammar", "llguidance")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def commit(tokens: Sequence[int], request_id: str = "r", *, finished: bool = Fal
 
 def host(tree: DraftTree) -> HostTree:
     """The tree as a step would get it, from wherever it was made."""
-    kind = "chain" if tree.device.retrieve_next_token is None else "tree"
+    kind: Literal["chain", "tree"] = "chain" if tree.device.retrieve_next_token is None else "tree"
     return staging_for(kind, InlineDevice()).stage(tree).resolve()
 
 

@@ -61,13 +61,14 @@ def _build_trees_kernel(
     is_better = (scores[:, None] > scores[None, :]) | (
         (scores[:, None] == scores[None, :]) & (i[:, None] < i[None, :])
     )
-    rank = tl.sum(is_better.to(tl.int32), axis=0)
+    rank = tl.cast(tl.sum(is_better.to(tl.int32), axis=0), tl.int32)
     kept = exists & (rank < num_nodes - 1) & (scores > float("-inf"))
     kept_number = kept.to(tl.int32)
     is_before = i[:, None] < i[None, :]
-    number = 1 + tl.sum(tl.where(is_before, kept_number[:, None], 0), axis=0)
+    number = tl.cast(tl.sum(tl.where(is_before, kept_number[:, None], 0), axis=0), tl.int32) + 1
     is_parent = i[:, None] == parents[None, :]
-    parent_number = tl.sum(tl.where(is_parent, number[:, None], 0), axis=0)  # 0, the root, where there is none
+    # 0, the root, where there is none.
+    parent_number = tl.cast(tl.sum(tl.where(is_parent, number[:, None], 0), axis=0), tl.int32)
     written = request * num_nodes + number
     tl.store(out_tokens_ptr + written, tokens, mask=kept)
     tl.store(out_parents_ptr + written, parent_number.to(tl.int64), mask=kept)
@@ -75,11 +76,11 @@ def _build_trees_kernel(
     # The lowest number above its own among those that hang below the same node.
     same = kept[:, None] & (parent_number[:, None] == parent_number[None, :])
     later = same & (number[:, None] > number[None, :])
-    sibling = tl.min(tl.where(later, number[:, None], num_nodes), axis=0)
+    sibling = tl.cast(tl.min(tl.where(later, number[:, None], num_nodes), axis=0), tl.int32)
     tl.store(next_sibling_ptr + written, tl.where(sibling < num_nodes, sibling, -1).to(tl.int64), mask=kept)
     # A node that no kept sibling precedes is its parent's first child.
     earlier = same & (number[:, None] < number[None, :])
-    is_first = kept & (tl.sum(earlier.to(tl.int32), axis=0) == 0)
+    is_first = kept & (tl.cast(tl.sum(earlier.to(tl.int32), axis=0), tl.int32) == 0)
     tl.store(next_token_ptr + request * num_nodes + parent_number, number.to(tl.int64), mask=is_first)
 
 
