@@ -21,7 +21,6 @@ from specgrammar.protocols.adapter import EngineAdapter
 from specgrammar.protocols.grammar import GrammarBackend
 from specgrammar.protocols.spec import (
     Commit,
-    DecodeBatch,
     ProducerContext,
     SpecAlgorithm,
     TreeProducer,
@@ -34,9 +33,8 @@ from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import MaskParts
 from specgrammar.runtime.policy import Agree, describe, mask_policy
 from specgrammar.runtime.request import Request, RequestOutput
-from specgrammar.runtime.results import PublishedStep
 from specgrammar.runtime.running import Running
-from specgrammar.runtime.scheduler import StepScheduler
+from specgrammar.runtime.scheduler import Scheduler, StepRules
 from specgrammar.runtime.step import StepParts, decode_step
 from specgrammar.runtime.trace import Trace
 from specgrammar.runtime.waiting import AgreeJoins, Waiting, WaitingRequests
@@ -89,7 +87,6 @@ class Engine:
         self._preempted: dict[str, Running] = {}
         self._resuming: list[str] = []
         self._step = 0
-        self._published: PublishedStep | None = None  # the last step's
         context = ProducerContext(
             adapter.vocabulary, config.max_batch_size, adapter.device, adapter.load_drafter, adapter.target
         )
@@ -113,13 +110,14 @@ class Engine:
             vocabulary=adapter.vocabulary,
             trace=self.trace,
         )
-        self._scheduler = StepScheduler(
+        rules = StepRules(
             needs=self._parts.producer.needs,
             supports_grammar_overlap=supports_grammar_overlap(algorithm),
             supports_unresolved=getattr(adapter.target, "supports_unresolved", False) is True,
             max_depth=algorithm.topology.max_depth,
             max_length=adapter.target.max_length,
         )
+        self._scheduler = Scheduler(rules, ledger, adapter.device, self.trace)
 
     @classmethod
     def build(
@@ -212,11 +210,11 @@ class Engine:
         """
         self._due += self._settle()  # what is due is not lost where the step fails
         self._admit()
-        self._resolve_where_needed()  # also for those that have just joined
-        batch = self._batch()
+        self._scheduler.resolve_where_needed(self._running)  # also for those that have just joined
+        batch = self._scheduler.batch(self._step, self._running)
         if batch.requests:
             logprobs = any(running.request.logprobs for running in self._running.values())
-            self._published = decode_step(self._parts, batch, want_logprobs=logprobs)
+            self._scheduler.published = decode_step(self._parts, batch, want_logprobs=logprobs)
             self._step += 1
         elif self._running:  # all of them are over once the step in flight is resolved
             self._parts.ledger.resolve()
@@ -280,49 +278,13 @@ class Engine:
             running.entry.session.fail(as_request_error(error))
             self._due.append(running.output())
 
-    # -- decoding ----------------------------------------------------------------------------------------
-
-    @property
-    def _queued(self) -> PublishedStep | None:
-        """The step whose result the ledger does not have yet."""
-        return None if self._parts.ledger.is_resolved else self._published
-
-    def _batch(self) -> DecodeBatch:
-        """Who takes part in the next step: all but those that are over with the step in flight."""
-        queued, running = self._queued, self._running
-        in_flight = set() if queued is None else {name for name in running if self._is_in(queued, name)}
-        views = tuple(
-            one.view(name in in_flight, self._parts.producer.needs == "grammar")
-            for name, one in running.items()
-            if one.entry.session.finish is None and one.num_left(name in in_flight) > 0
-        )
-        rows = [view.request_id if view.request_id in in_flight else None for view in views]
-        if queued is None or not any(rows):
-            return DecodeBatch(self._step, views)
-        return DecodeBatch(self._step, views, queued.behind(rows, self._parts.device.torch_device))
-
-    def _is_in(self, step: PublishedStep, request_id: str) -> bool:
-        """Whether a running request takes part in a step: it itself, and not one that had its id before."""
-        is_named = any(request.request_id == request_id for request in step.batch.requests)
-        return is_named and self._running[request_id].entry.joined <= step.batch.step
-
     # -- leaving -----------------------------------------------------------------------------------------
 
     def _settle(self) -> list[RequestOutput]:
         """Resolve the last step where the next one waits for it; see `_take_results`."""
         with self.trace.span("settle"):
-            self._resolve_where_needed()
+            self._scheduler.resolve_where_needed(self._running)
             return self._take_results()
-
-    def _resolve_where_needed(self) -> None:
-        if (queued := self._queued) is None or not self._running:
-            return
-        entries = [running.entry for running in self._running.values()]
-        longest = max(len(entry.tokens) for entry in entries)
-        has_grammar = any(entry.session.cursor is not None for entry in entries)
-        if self._scheduler.why_wait(queued, longest, has_grammar):
-            with self.trace.span("wait"):
-                self._parts.ledger.resolve()
 
     def _take_results(self) -> list[RequestOutput]:
         """Tell the producer what was committed, and let finished requests leave."""

@@ -1,4 +1,4 @@
-"""Which steps wait for the step before them, and why.
+"""Which steps wait for the step before them and why, and who takes part in the next one.
 
 A step that is published need not be known: the next one can be launched behind it, and its result is waited for
 under that one's forward. Whether it is depends on who reads what before a launch. One place decides.
@@ -6,10 +6,15 @@ under that one's forward. Whether it is depends on who reads what before a launc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specgrammar.protocols.spec import Needs
+from specgrammar.protocols.spec import DecodeBatch, Needs
+from specgrammar.protocols.staging import Device
+from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.results import PublishedStep
+from specgrammar.runtime.running import Running
+from specgrammar.runtime.trace import Trace
 
 
 def grammar_needs_sync(queued: PublishedStep | None, has_grammar: bool, supports_grammar_overlap: bool) -> bool:
@@ -30,8 +35,8 @@ def grammar_needs_sync(queued: PublishedStep | None, has_grammar: bool, supports
 
 
 @dataclass(frozen=True)
-class StepScheduler:
-    """Decides for an engine's parts what the next step waits for.
+class StepRules:
+    """What the next step of an engine waits for: its parts say.
 
     Attributes:
         needs: the producer's.
@@ -68,3 +73,52 @@ class StepScheduler:
         if self.max_length is not None and longest + queued.max_tokens + self.max_depth > self.max_length:
             return "a request is near its longest length"
         return ""
+
+
+class Scheduler:
+    """Keeps the step in flight, and makes the batch of the next one.
+
+    Attributes:
+        published: the last step that was launched; None before the first.
+    """
+
+    def __init__(self, rules: StepRules, ledger: Ledger, device: Device, trace: Trace) -> None:
+        """Nothing is in flight."""
+        self.published: PublishedStep | None = None
+        self._rules, self._ledger, self._device, self._trace = rules, ledger, device, trace
+
+    @property
+    def queued(self) -> PublishedStep | None:
+        """The step whose result the ledger does not have yet."""
+        return None if self._ledger.is_resolved else self.published
+
+    def resolve_where_needed(self, running: Mapping[str, Running]) -> None:
+        """Wait for the step in flight where the next step of these requests cannot be launched behind it."""
+        if (queued := self.queued) is None or not running:
+            return
+        entries = [one.entry for one in running.values()]
+        longest = max(len(entry.tokens) for entry in entries)
+        has_grammar = any(entry.session.cursor is not None for entry in entries)
+        if self._rules.why_wait(queued, longest, has_grammar):
+            with self._trace.span("wait"):
+                self._ledger.resolve()
+
+    def batch(self, step: int, running: Mapping[str, Running]) -> DecodeBatch:
+        """Who takes part in the next step: all but those that are over with the step in flight."""
+        queued = self.queued
+        in_flight = {name for name, one in running.items() if queued is not None and is_in(queued, one)}
+        views = tuple(
+            one.view(name in in_flight, self._rules.needs == "grammar")
+            for name, one in running.items()
+            if one.entry.session.finish is None and one.num_left(name in in_flight) > 0
+        )
+        rows = [view.request_id if view.request_id in in_flight else None for view in views]
+        if queued is None or not any(rows):
+            return DecodeBatch(step, views)
+        return DecodeBatch(step, views, queued.behind(rows, self._device.torch_device))
+
+
+def is_in(step: PublishedStep, running: Running) -> bool:
+    """Whether a request takes part in a step: it itself, and not one that had its id before."""
+    name = running.request.request_id
+    return running.entry.joined <= step.batch.step and any(r.request_id == name for r in step.batch.requests)

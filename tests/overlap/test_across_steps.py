@@ -16,7 +16,7 @@ from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.outcome import Outcome
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.runtime.results import PublishedStep
-from specgrammar.runtime.scheduler import StepScheduler, grammar_needs_sync
+from specgrammar.runtime.scheduler import StepRules, grammar_needs_sync
 from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.spec.none import NoSpeculation
@@ -175,10 +175,10 @@ def published(paths: Launched[AcceptedPaths], has_grammar: bool = True, num_node
 
 
 def test_one_place_says_who_waits_and_why() -> None:
-    free = StepScheduler("nothing", True, True, max_depth=3, max_length=100)
+    free = StepRules("nothing", True, True, max_depth=3, max_length=100)
     step = published(Late())
 
-    def why(scheduler: StepScheduler, longest: int = 10, has_grammar: bool = True) -> str:
+    def why(scheduler: StepRules, longest: int = 10, has_grammar: bool = True) -> str:
         return scheduler.why_wait(step, longest, has_grammar)
 
     assert why(free) == ""

@@ -26,7 +26,7 @@ from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import GrammarSpec, Vocabulary
 from specgrammar.protocols.spec import Commit, DecodeBatch
 from specgrammar.protocols.staging import Device, Launched, StagedTree
-from specgrammar.runtime import masking
+from specgrammar.runtime import masking, scheduler
 from specgrammar.runtime import step as step_module
 from specgrammar.runtime.device import DoneEvent
 from specgrammar.runtime.drafts import current_draft
@@ -34,6 +34,7 @@ from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.ledger import Entry, Ledger, RequestResult, StepResult
 from specgrammar.runtime.request import Request
 from specgrammar.runtime.results import PublishedStep, StepInFlight
+from specgrammar.runtime.running import Running
 from specgrammar.runtime.trace import Trace
 from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.testing.delayed_device import DelayedDevice, DelayedWork
@@ -264,8 +265,8 @@ def test_a_request_is_given_what_another_committed(monkeypatch: pytest.MonkeyPat
 def test_a_request_is_given_what_one_before_it_of_its_name_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is aborted leaves at once, and its id may be another's before its last step is known."""
 
-    def by_name(_: Engine, step: PublishedStep, request_id: str) -> bool:
-        return any(request.request_id == request_id for request in step.batch.requests)
+    def by_name(step: PublishedStep, running: Running) -> bool:
+        return running.request.request_id in {request.request_id for request in step.batch.requests}
 
     def play(choose: Choose) -> None:
         device = DelayedDevice()
@@ -282,7 +283,7 @@ def test_a_request_is_given_what_one_before_it_of_its_name_committed(monkeypatch
             engine.step()
 
     assert not list(failures(play))
-    monkeypatch.setattr(Engine, "_is_in", by_name)
+    monkeypatch.setattr(scheduler, "is_in", by_name)
     assert_noticed(play, OTHER_HISTORY)
 
 
