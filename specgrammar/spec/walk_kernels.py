@@ -94,17 +94,17 @@ def walk_kernel(
     node = root
     walking = goes_on(tl.load(status_ptr + root, mask=exists, other=0))
     while walking:
-        score = tl.load(scores_ptr + node * num_blocks + part, mask=part < num_blocks, other=float("-inf"))
+        found = tl.cast(NOT_TRIED, tl.int64)
+        num_parts = num_blocks
+        if chosen_ptr is not None:
+            found = tl.load(chosen_ptr + node)
+            num_parts = tl.where(found >= 0, 0, num_blocks)  # nothing was drawn where a candidate was taken
+        score = tl.load(scores_ptr + node * num_blocks + part, mask=part < num_parts, other=float("-inf"))
         best, index = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
         offers = (best > float("-inf")) & (best < float("inf"))
         token = tl.load(tokens_ptr + node * num_blocks + index, mask=offers, other=-1)
-        found = tl.cast(-1, tl.int64)
-        child = tl.load(next_token_ptr + node, mask=offers, other=-1)
-        if chosen_ptr is not None:
-            chosen = tl.load(chosen_ptr + node)
-            found = tl.where(chosen >= 0, chosen, -1)
-            child = tl.where(chosen == NOT_TRIED, child, -1)
-            token = tl.load(draft_tokens_ptr + root + chosen, mask=chosen >= 0, other=token)
+        token = tl.load(draft_tokens_ptr + root + found, mask=found >= 0, other=token)
+        child = tl.load(next_token_ptr + node, mask=offers & (found == NOT_TRIED), other=-1)
         while child >= 0:
             status = tl.load(status_ptr + root + child)
             fits = goes_on(status) | (status == ENDED)
