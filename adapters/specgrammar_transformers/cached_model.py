@@ -23,6 +23,7 @@ from specgrammar.protocols.staging import Device, Launched
 from specgrammar_transformers.architecture import context_limit, output_head, plane_shapes
 from specgrammar_transformers.features import FeatureLog
 from specgrammar_transformers.kv_cache import SlotCache
+from specgrammar_transformers.rows import Rows
 from specgrammar_transformers.self_check import check_paths
 from specgrammar_transformers.tree_layout import TreeLayout, layout_of_chains
 
@@ -63,8 +64,7 @@ class CachedModel:
         self._changed: Launched[None] = self.launch(lambda: None)
         self.features = FeatureLog()
         self.max_batch_size = max_batch_size
-        self._ids: list[str] = []  # by row
-        self._bounds: list[int] = []  # by row: it has no more tokens
+        self._rows = Rows(max_batch_size)
         self._lengths = torch.zeros(max_batch_size, dtype=torch.int64, device=model.device)  # the stream's
         self._window_start = 0  # the slot of node 0 in the last `forward`
         self._num_ids = _num_rows(model.get_input_embeddings())
@@ -84,7 +84,7 @@ class CachedModel:
         return self._num_ids if head is None else _num_rows(head)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._ids
+        return request_id in self._rows
 
     def start(self, request_id: str) -> None:
         """Give a request an empty row.
@@ -92,16 +92,7 @@ class CachedModel:
         Raises:
             ModelError: the request has one already, or all rows are taken.
         """
-        if request_id in self._ids:
-            raise ModelError(f"request {request_id!r} was added before; remove it first or choose another id")
-        if len(self._ids) == self.max_batch_size:
-            raise ModelError(
-                f"request {request_id!r} does not fit: the cache holds {self.max_batch_size} requests and all "
-                "are taken; remove one or raise max_batch_size"
-            )
-        row = len(self._ids)
-        self._ids.append(request_id)
-        self._bounds.append(0)
+        row = self._rows.add(request_id)
         self._change(lambda: self._lengths[row].zero_())
 
     def launch(self, work: Callable[[], T], label: str = "") -> Launched[T]:
@@ -122,16 +113,16 @@ class CachedModel:
             InvalidTokenError: an id is outside the model's vocabulary; nothing was launched.
             ModelError: the tokens do not fit the context; nothing was launched.
         """
-        row = self._row(request_id)
-        self.check_fits(request_id, self._bounds[row] + len(tokens))
+        row = self._rows.of(request_id)
+        self.check_fits(request_id, self._rows.bounds[row] + len(tokens))
         for token in tokens:
             if not 0 <= token < self._num_ids:
                 raise InvalidTokenError(
                     f"request {request_id!r}: token {token} is outside the model's vocabulary of "
                     f"{self._num_ids}; tokenise with the model's own tokenizer"
                 )
-        length, changed = self._bounds[row], self._changed
-        self._bounds[row] += len(tokens)
+        length, changed = self._rows.bounds[row], self._changed
+        self._rows.bounds[row] += len(tokens)
 
         def run() -> None:
             changed.value()
@@ -158,7 +149,7 @@ class CachedModel:
             Logits `[sum of layout.sizes, columns]` in the model's dtype, the nodes in order.
         """
         self._arrange(request_ids)
-        start = self._window_start = max(self._bounds[: len(request_ids)])
+        start = self._window_start = max(self._rows.bounds[: len(request_ids)])
         changed = self._changed
 
         def run() -> torch.Tensor:
@@ -176,10 +167,10 @@ class CachedModel:
                 order, -1 behind the last. Where it raises nothing is kept, and the error is left to others.
             most: of no request more are kept.
         """
-        live = [i for i, name in enumerate(request_ids) if name in self._ids]
-        rows = [self._row(request_ids[i]) for i in live]
+        live = [i for i, name in enumerate(request_ids) if name in self._rows]
+        rows = [self._rows.of(request_ids[i]) for i in live]
         for row in rows:
-            self._bounds[row] += most
+            self._rows.bounds[row] += most
         start, index = self._window_start, torch.tensor(rows, dtype=torch.int64, device=self.device)
         places = torch.tensor(live, dtype=torch.int64, device=self.device)  # in that forward
 
@@ -208,9 +199,9 @@ class CachedModel:
             lengths: tells on the stream, int64 `[bs]`, none longer than what is cached.
             bounds: what they are at most.
         """
-        rows = [self._row(name) for name in request_ids]
+        rows = [self._rows.of(name) for name in request_ids]
         for row, bound in zip(rows, bounds, strict=True):
-            self._bounds[row] = bound
+            self._rows.bounds[row] = bound
         index = torch.tensor(rows, dtype=torch.int64, device=self.device)
 
         def truncate() -> None:
@@ -224,20 +215,18 @@ class CachedModel:
 
     def bound(self, request_id: str, length: int) -> None:
         """Note that a request has at most so many tokens in the cache, and lets the window begin there."""
-        self._bounds[self._row(request_id)] = length
+        self._rows.bounds[self._rows.of(request_id)] = length
 
     def remove(self, request_id: str) -> None:
         """Free a request's row; the last row moves into it. Unknown ids are ignored."""
-        if request_id not in self._ids:
+        if request_id not in self._rows:
             return
-        row, last = self._row(request_id), len(self._ids) - 1
+        row, last = self._rows.remove(request_id)
         if row != last:
             self._change(lambda: self._copy_rows([last], [row]), "keep")
-            self._ids[row], self._bounds[row] = self._ids[last], self._bounds[last]
         self._change(lambda: self._cache.clear_row(last), "keep")
-        self.launch(lambda: self.features.forget(request_id))
-        self._ids.pop()
-        self._bounds.pop()
+        if self.features.layers:
+            self.launch(lambda: self.features.forget(request_id))
 
     def check_fits(self, request_id: str, length: int) -> None:
         """Raise ModelError where the model cannot place `length` tokens."""
@@ -247,22 +236,11 @@ class CachedModel:
                 f"{self.max_length}; shorten the prompt or lower max_new_tokens"
             )
 
-    def _row(self, request_id: str) -> int:
-        try:
-            return self._ids.index(request_id)
-        except ValueError:
-            raise ModelError(f"request {request_id!r} is unknown; add it first") from None
-
     def _arrange(self, request_ids: Sequence[str]) -> None:
         """Move rows until the batch lies in the first ones, in its order."""
-        front = [self._row(name) for name in request_ids]
-        order = front + [row for row in range(len(self._ids)) if row not in front]
-        moves = [(old, new) for new, old in enumerate(order) if old != new]
-        if moves:
+        if moves := self._rows.arrange(request_ids):
             old, new = ([move[side] for move in moves] for side in (0, 1))
             self._change(lambda: self._copy_rows(old, new), "keep")
-            self._ids = [self._ids[row] for row in order]
-            self._bounds = [self._bounds[row] for row in order]
 
     def _copy_rows(self, from_rows: list[int], to_rows: list[int]) -> None:
         self._cache.copy_rows(from_rows, to_rows)

@@ -150,6 +150,8 @@ def test_every_tree_is_what_the_head_grows_behind_the_whole_history(
     prompts = {request.request_id: list(request.prompt_tokens) for request in REQUESTS}
     num_checked = 0
     for batch, tree in proposed:
+        if tree.host is not None:
+            continue  # nobody needs a draft
         assert isinstance(tree.device.draft_tokens, torch.Tensor)
         nodes = tree.device.draft_tokens.view(len(batch), -1).tolist()
         for view, found in zip(batch.requests, nodes, strict=True):
