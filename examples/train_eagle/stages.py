@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,8 +113,11 @@ def export(head: EagleHead, log: list[dict[str, Any]], folder: Path) -> None:
         for name, style in (("train", "--"), ("held_out", "-")):
             color = f"C{depth}"
             label = f"depth {depth + 1}, {name.replace('_', ' ')}"
-            left.plot(updates, [entry[name]["loss"][depth] for entry in log], style, color=color, label=label)
-            right.plot(updates, [entry[name]["right"][depth] for entry in log], style, color=color)
+            # A depth that was not trained yet has no loss.
+            losses = [entry[name]["loss"][depth] or math.nan for entry in log]
+            shares = [entry[name]["right"][depth] for entry in log]
+            left.plot(updates, losses, style, color=color, label=label)
+            right.plot(updates, shares, style, color=color)
     left.set(xlabel="update", ylabel="cross entropy with the target", yscale="log")
     right.set(xlabel="update", ylabel="share of drafts that are the target's choice", ylim=(0, 1))
     left.legend(fontsize="x-small")

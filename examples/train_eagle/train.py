@@ -43,8 +43,8 @@ class Recipe:
     num_positions: int = 1536
     depth: int = 4
     decay: float = 0.8
-    text_share: float = 0.5
-    learning_rate: float = 1e-3
+    text_share: float = 0.8
+    learning_rate: float = 1.5e-3
     warm_up: int = 50
     weight_decay: float = 0.01
     clip: float = 1.0
