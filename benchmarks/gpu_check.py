@@ -134,6 +134,23 @@ def check_links(device: torch.device, bs: int, num_nodes: int) -> Check:
     return Check("tree links", f"{bs} x {num_nodes}", bool(agrees), spent)
 
 
+def check_build(device: torch.device, bs: int, topk: int, num_steps: int, num_nodes: int) -> Check:
+    """The kernel that builds draft trees against its torch reference."""
+    from specgrammar.spec.eagle.build import build_trees_torch
+    from specgrammar.spec.eagle.build_kernels import build_trees_triton
+    from specgrammar.spec.eagle.growth import Growth
+
+    ids = torch.arange(bs * topk, device=device).view(bs, topk)
+    growth = Growth(ids, -torch.rand(bs, topk, device=device))
+    for _ in range(num_steps - 1):
+        growth.grow(ids[:, None].expand(-1, topk, -1), -torch.rand(bs, topk, topk, device=device))
+    made = (ids[:, 0].contiguous(), *growth.candidates(), num_nodes)
+    pairs = zip(vars(build_trees_triton(*made)).values(), vars(build_trees_torch(*made)).values(), strict=True)
+    agrees = all(torch.equal(ours, right) for ours, right in pairs)
+    spent = timed(device, lambda: build_trees_triton(*made))
+    return Check("tree build", f"{bs} x {num_nodes} of {made[1].shape[1]}", agrees, spent)
+
+
 def check_verify(device: torch.device, method: str, bs: int, num_nodes: int, vocab_size: int) -> Check:
     """Device verification against `accept`; on a GPU also as a graph, whose replay is timed."""
     from benchmarks.verify_scene import verify_scene
@@ -255,6 +272,7 @@ def run(device: torch.device, *, small: bool) -> list[Check]:
         check_apply(device, 16, vocab_size),
         check_upload(device, 8 if small else 512, vocab_size),
         check_links(device, 2, 16),
+        check_build(device, 2, 3, 3, 8),
         *(check_verify(device, method, 2, 4, vocab_size) for method in METHODS),
     ]
     if not small:
@@ -262,6 +280,7 @@ def run(device: torch.device, *, small: bool) -> list[Check]:
             check_apply(device, 2048, vocab_size),
             check_links(device, 128, 16),
             check_links(device, 32, 64),
+            *(check_build(device, bs, 4, 4, 16) for bs in (1, 128)),
             *(check_verify(device, method, bs, 16, vocab_size) for method in METHODS for bs in (1, 32)),
         ]
     return checks + [check_generation(device, name) for name in ("xgrammar", "llguidance")]

@@ -23,9 +23,12 @@ from numpy.typing import ArrayLike, NDArray
 GAMMA = 0x9E3779B97F4A7C15 - 2**64
 """SplitMix64's increment, the odd integer next to 2**64 / golden ratio."""
 
-_MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
-_LANES = 2**32
+MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - 2**64
+MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
+"""The odd factors of its mixing."""
+
+LANES = 2**32
+"""Lanes of a stream: each has noise of its own."""
 
 Words = TypeVar("Words", NDArray[np.int64], torch.Tensor)
 
@@ -46,9 +49,9 @@ class Stream(IntEnum):
 def mix64(words: Words) -> Words:
     """SplitMix64's finaliser, element by element; returns a new int64 array or tensor."""
     words = words ^ ((words >> 30) & (2**34 - 1))
-    words *= _MULTIPLIER_1
+    words *= MULTIPLIER_1
     words ^= (words >> 27) & (2**37 - 1)
-    words *= _MULTIPLIER_2
+    words *= MULTIPLIER_2
     words ^= (words >> 31) & (2**33 - 1)
     return words
 
@@ -67,7 +70,7 @@ def noise_keys(
     Returns:
         int64 `[rows]`.
     """
-    words = np.atleast_1d(np.asarray(lanes, dtype=np.int64)) + stream * _LANES
+    words = np.atleast_1d(np.asarray(lanes, dtype=np.int64)) + stream * LANES
     state = mix64(np.asarray(seeds, dtype=np.int64))
     state = mix64(state + (words + 1) * GAMMA)
     return mix64(state + (positions + 1) * GAMMA)

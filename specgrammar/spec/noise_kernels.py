@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specgrammar.spec.noise import _LANES, _MULTIPLIER_1, _MULTIPLIER_2, GAMMA, Stream
+from specgrammar.spec.noise import GAMMA, LANES, MULTIPLIER_1, MULTIPLIER_2, Stream
 from specgrammar.trees.jit import HAS_TRITON, jit
 
 if TYPE_CHECKING or HAS_TRITON:
     import triton.language as tl
 
-    _FACTOR_1 = tl.constexpr(_MULTIPLIER_1)
-    _FACTOR_2 = tl.constexpr(_MULTIPLIER_2)
+    _FACTOR_1 = tl.constexpr(MULTIPLIER_1)
+    _FACTOR_2 = tl.constexpr(MULTIPLIER_2)
     _STEP = tl.constexpr(GAMMA)
     # A key's second word, one more than (stream, lane) for lane 0.
-    TARGET = tl.constexpr(Stream.TARGET * _LANES + 1)
-    ACCEPT = tl.constexpr(Stream.ACCEPT * _LANES + 1)
-    RESIDUAL = tl.constexpr(Stream.RESIDUAL * _LANES + 1)
+    TARGET = tl.constexpr(Stream.TARGET * LANES + 1)
+    ACCEPT = tl.constexpr(Stream.ACCEPT * LANES + 1)
+    RESIDUAL = tl.constexpr(Stream.RESIDUAL * LANES + 1)
 
 
 @jit

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from specgrammar.protocols.grammar import NodeStatus
-from specgrammar.spec.noise import _LANES, GAMMA, Stream, gumbel, mix64
+from specgrammar.spec.noise import GAMMA, LANES, Stream, gumbel, mix64
 from specgrammar.spec.verify_inputs import (
     DeviceForest,
     DevicePaths,
@@ -77,7 +77,7 @@ def verify_torch(
 
 def event_keys(seed: torch.Tensor, position: torch.Tensor, stream: Stream, lane: int = 0) -> torch.Tensor:
     """`noise.noise_keys` of tensors."""
-    word = torch.full_like(seed, lane + stream * _LANES)
+    word = torch.full_like(seed, lane + stream * LANES)
     state = mix64(mix64(seed) + (word + 1) * GAMMA)
     return mix64(state + (position + 1) * GAMMA)
 

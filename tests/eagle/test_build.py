@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,3 +55,24 @@ def test_what_the_kernel_cannot_take_is_named() -> None:
         build_trees_triton(roots, ids, ids, scores.double(), 4)
     with pytest.raises(TreeError, match=r"parents is torch\.int64 .* with strides"):
         build_trees_triton(roots, ids, ids.T.contiguous().T, scores, 4)
+
+
+_COMPILES = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from specgrammar.errors import TreeError
+from specgrammar.spec.eagle.build_kernels import _build_trees_kernel, build_trees_triton
+types = {name: "*i64" if name.endswith("_ptr") else "i32" for name in _build_trees_kernel.arg_names}
+types |= {"scores_ptr": "*fp32", "block": "constexpr", "node_block": "constexpr"}
+for block, node_block in ((64, 16), (1, 2), (256, 256)):
+    constants = {"block": block, "node_block": node_block}
+    compiled = compile(ASTSource(_build_trees_kernel, types, constants), target=GPUTarget("cuda", 90, 32))
+    assert "cubin" in compiled.asm
+"""
+
+
+def test_it_compiles_for_a_gpu() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", _COMPILES], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr

@@ -80,7 +80,8 @@ class Growth:
             roots: int64 `[bs]`.
             num_nodes: N; places that no node fills are padding.
         """
-        tokens, parents, scores = (
-            torch.cat(part, dim=1) for part in (self._tokens, self._parents, self._scores)
-        )
-        return build_trees(roots, tokens, parents, scores, num_nodes)
+        return build_trees(roots, *self.candidates(), num_nodes)
+
+    def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All nodes so far, in the order in which they were found: what `build_trees` takes, `[bs, C]` each."""
+        return torch.cat(self._tokens, 1), torch.cat(self._parents, 1), torch.cat(self._scores, 1)
