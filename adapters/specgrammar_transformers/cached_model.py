@@ -45,6 +45,7 @@ class CachedModel:
     Attributes:
         model: the model, in evaluation mode.
         max_batch_size: rows of the cache.
+        num_ids: ids that the model can be given.
         max_length: most tokens of one request that the model can place.
     """
 
@@ -67,7 +68,7 @@ class CachedModel:
         self._rows = Rows(max_batch_size)
         self._lengths = torch.zeros(max_batch_size, dtype=torch.int64, device=model.device)  # the stream's
         self._window_start = 0  # the slot of node 0 in the last `forward`
-        self._num_ids = _num_rows(model.get_input_embeddings())
+        self.num_ids = _num_rows(model.get_input_embeddings())
         lowest = torch.finfo(model.dtype).min
         self._seen, self._hidden = torch.tensor([0.0, lowest], dtype=model.dtype, device=model.device).unbind()
         check_paths(self)
@@ -81,7 +82,7 @@ class CachedModel:
     def vocab_size(self) -> int:
         """Columns of the logits."""
         head = output_head(self.model)
-        return self._num_ids if head is None else _num_rows(head)
+        return self.num_ids if head is None else _num_rows(head)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._rows
@@ -116,10 +117,10 @@ class CachedModel:
         row = self._rows.of(request_id)
         self.check_fits(request_id, self._rows.bounds[row] + len(tokens))
         for token in tokens:
-            if not 0 <= token < self._num_ids:
+            if not 0 <= token < self.num_ids:
                 raise InvalidTokenError(
                     f"request {request_id!r}: token {token} is outside the model's vocabulary of "
-                    f"{self._num_ids}; tokenise with the model's own tokenizer"
+                    f"{self.num_ids}; tokenise with the model's own tokenizer"
                 )
         length, changed = self._rows.bounds[row], self._changed
         self._rows.bounds[row] += len(tokens)
@@ -176,9 +177,10 @@ class CachedModel:
 
         def keep() -> None:
             try:
-                kept = torch.from_numpy(nodes()[live]).to(self.device)
+                found = nodes()
             except Exception:  # that step's failure, not the cache's
                 return
+            kept = torch.from_numpy(found[live]).to(self.device)
             item, place = (kept >= 0).nonzero(as_tuple=True)
             row, from_slot = index[item], start + kept[item, place]
             to_slot = self._lengths[row] + place
@@ -196,7 +198,8 @@ class CachedModel:
 
         Args:
             request_ids: the requests.
-            lengths: tells on the stream, int64 `[bs]`, none longer than what is cached.
+            lengths: tells on the stream, int64 `[bs]`, none longer than what is cached. Where it raises
+                nothing is forgotten, and the error is left to others.
             bounds: what they are at most.
         """
         rows = [self._rows.of(name) for name in request_ids]
@@ -205,7 +208,11 @@ class CachedModel:
         index = torch.tensor(rows, dtype=torch.int64, device=self.device)
 
         def truncate() -> None:
-            self._lengths[index] = lengths()
+            try:
+                found = lengths()
+            except Exception:  # the failure of what plans to run behind them, which does not run then
+                return
+            self._lengths[index] = found
 
         self._change(truncate)
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from specgrammar.errors import ModelError
 from specgrammar.protocols.spec import DecodeBatch, Drafts, RequestView
 from specgrammar.protocols.staging import Device, Launched
 from specgrammar.runtime.device import device_for
@@ -61,9 +62,14 @@ class TransformersDrafter:
             device: where the model is and forwards are launched; None for the model's, inline on a CPU.
 
         Raises:
-            ModelError: the model's cache cannot be kept by token (see `architecture`).
+            ModelError: the model's cache cannot be kept by token (see `architecture`), or it lacks tokens.
         """
         self._cached = CachedModel(model, max_batch_size, device or device_for(str(model.device)))
+        if self._cached.num_ids < vocab_size:
+            raise ModelError(
+                f"the draft model has {self._cached.num_ids} tokens, the target's tokenizer {vocab_size}; "
+                "draft with a model of the same tokenizer"
+            )
         self._vocab_size = min(vocab_size, self._cached.vocab_size)
         self._requests: dict[str, _Cached] = {}
         self._made: Launched[None] | None = None  # the last drafts
@@ -109,6 +115,7 @@ class TransformersDrafter:
             drawn.append(self._draw(views, column, plan, logits, q, rows))
 
         def write() -> None:
+            filled.value()
             tokens[rows, 1:] = torch.stack([ids.value() for ids in drawn], dim=1)
 
         self._made = self._cached.launch(write)

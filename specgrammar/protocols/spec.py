@@ -191,6 +191,10 @@ class TreeProducer(Protocol):
         request is its root, `tokens[-1]`; a request without a draft has the root alone. No path is longer
         than the request's `max_draft_tokens`, no request has more nodes than the topology says. For chains:
         `DraftTree.from_host(batch.step, HostTree.from_chains([[view.tokens[-1], *drafts], ...]))`.
+
+        Where `batch.unresolved` is there (only if this producer needs `nothing`), the host does not know the
+        roots: they are behind what that step commits, and the tree is made by launched work (`DraftTree.made`).
+        A tree of the host's is dropped as stale then.
         """
         ...
 

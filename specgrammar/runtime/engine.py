@@ -108,13 +108,14 @@ class Engine:
             masking=mask_policy(config.mask_policy, mask_parts, adapter.target, agree),
             device=adapter.device,
             vocabulary=adapter.vocabulary,
+            max_depth=algorithm.topology.max_depth,
             trace=self.trace,
         )
         rules = StepRules(
             needs=self._parts.producer.needs,
             supports_grammar_overlap=supports_grammar_overlap(algorithm),
             supports_unresolved=getattr(adapter.target, "supports_unresolved", False) is True,
-            max_depth=algorithm.topology.max_depth,
+            max_nodes=algorithm.topology.max_nodes,
             max_length=adapter.target.max_length,
         )
         self._scheduler = Scheduler(rules, ledger, adapter.device, self.trace)

@@ -69,7 +69,7 @@ class LazyMasking:
             walk = self.walk_type(tree, logits, status, step, guarded, second)
             walk.run()
             paths = walk.paths()
-        return Verified(Outcome(lambda: paths), status, num_rows + second.num_rows, walk.num_cut)
+        return Verified(Outcome(lambda: paths), True, status, num_rows + second.num_rows, walk.num_cut)
 
     def _mask_the_others(
         self, step: LaunchedStep, tree: HostTree, guarded: Sequence[bool], status: NDArray[np.int8]

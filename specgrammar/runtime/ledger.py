@@ -125,7 +125,12 @@ class Ledger:
         Raises what a step raised; that step has no result, and those behind it are still queued.
         """
         while self._published:
-            step_result = self._published.popleft().wait()
+            try:
+                step_result = self._published[0].wait()
+            except Exception:
+                self._published.popleft()
+                raise
+            self._published.popleft()  # not before: an interrupted wait must not lose it
             for result in step_result.results:
                 entry = self.entries.get(result.request_id)
                 if (

@@ -75,6 +75,8 @@ class Verified:
 
     Attributes:
         paths: the accepted paths and bonus tokens.
+        is_known: whether the paths are found for certain, whatever the clock says: replicas have to agree on
+            which step waits for which.
         status: int8 `[num_nodes]` of `NodeStatus`. Lazily masked requests have FREE where the grammar was not
             asked, since nothing but the path was looked at.
         num_rows: bitmask rows that were filled.
@@ -82,6 +84,7 @@ class Verified:
     """
 
     paths: Launched[AcceptedPaths]
+    is_known: bool
     status: NDArray[np.int8]
     num_rows: int
     num_cut: int = 0
@@ -130,7 +133,9 @@ class EagerMasking:
 
         with parts.trace.span("accept"):
             paths = parts.device.launch(draw, "accept")
-        return Verified(paths, mask.status, mask.num_rows)
+        # On an accelerator `accept` waits for the draws, so that the paths are there when it was launched.
+        is_known = not parts.device.runs_aside or parts.device.torch_device.type != "cpu"
+        return Verified(paths, is_known, mask.status, mask.num_rows)
 
 
 def catch_up(parts: MaskParts, step: LaunchedStep) -> HostTree:

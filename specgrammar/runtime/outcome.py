@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from specgrammar.errors import SpecGrammarError
@@ -22,15 +23,17 @@ class Outcome(Generic[T]):
         """Run it now; what it raises of `catch` is kept."""
         self._result: T | None = None
         self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
         try:
             self._result = work()
         except catch as error:
-            self._error = error
+            self._error, self._traceback = error, error.__traceback__
 
     def value(self) -> T:
         """What it returned; raises what it raised."""
         if self._error is not None:
-            raise self._error
+            # As it was: each raise adds the frames that it passes, and an error may be asked for often.
+            raise self._error.with_traceback(self._traceback)
         return self._result  # type: ignore[return-value]  # None only where that is what the work returns
 
     def wait(self) -> T:

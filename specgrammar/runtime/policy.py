@@ -9,7 +9,7 @@ paths is
 and a lazy step may commit less, since its walk ends at an illegal choice where a second draw is a trip to the
 device. Every part depends on machine, model, grammar and load. `auto` therefore measures both in its first
 steps of a size class (nodes of the batch, by powers of two), takes what costs less per token, and stays with
-it.
+it. A trial waits for its paths: what eager masking gains where steps overlap with each other is not in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specgrammar.errors import ConfigError
 from specgrammar.protocols.target import TargetModel
@@ -109,6 +109,7 @@ class AutoMasking:
         name: PolicyName = "eager" if num_tried["eager"] <= num_tried["lazy"] else "lazy"
         verified = self._policies[name].verify(step)
         paths = verified.paths.wait()
+        verified = replace(verified, is_known=True)
         trials.seconds[name].append(time.perf_counter() - step.launched_at)
         if name == "lazy":
             num_tokens = int(paths.accept_length.sum() + (paths.bonus_token >= 0).sum())

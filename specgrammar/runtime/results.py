@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specgrammar.protocols.grammar import NodeStatus
-from specgrammar.protocols.spec import CommittedTokens, DecodeBatch
+from specgrammar.protocols.spec import CommittedTokens
 from specgrammar.protocols.staging import Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.ledger import RequestResult, StepResult
@@ -22,17 +22,23 @@ class PublishedStep:
     """A step whose acceptance was launched (`Launched[StepResult]`).
 
     Attributes:
-        batch: its requests.
+        step: its number.
+        request_ids: in row order.
         tree: what was drafted for them.
         status: int8 `[num_nodes]` of `NodeStatus`.
         paths: the accepted paths, perhaps not yet found.
+        is_known: whether they are found for certain, whatever the clock says.
+        max_tokens: the most that it can commit for a request: the longest path, and a bonus token.
         has_grammar: whether a grammar restricts one of its requests.
     """
 
-    batch: DecodeBatch
+    step: int
+    request_ids: tuple[str, ...]
     tree: HostTree
     status: NDArray[np.int8]
     paths: Launched[AcceptedPaths]
+    is_known: bool
+    max_tokens: int
     has_grammar: bool
 
     def done(self) -> bool:
@@ -49,31 +55,26 @@ class PublishedStep:
         paths = self.paths.value()
         tokens, num_tokens = committed_tokens(self.tree, paths)
         is_real = self.status != NodeStatus.PADDING
-        num_real = np.add.reduceat(is_real, self.tree.cu_nodes[:-1]) if len(self.batch) else ()
+        num_real = np.add.reduceat(is_real, self.tree.cu_nodes[:-1]) if self.request_ids else ()
         results = []
-        for b, (request, row, count) in enumerate(
-            zip(self.batch.requests, tokens.tolist(), num_tokens.tolist(), strict=True)
+        for b, (request_id, row, count) in enumerate(
+            zip(self.request_ids, tokens.tolist(), num_tokens.tolist(), strict=True)
         ):
             logprobs = None if paths.logprobs is None else tuple(paths.logprobs[b, :count].tolist())
             results.append(
                 RequestResult(
-                    request.request_id,
+                    request_id,
                     tuple(row[:count]),
                     max(0, int(num_real[b]) - 1),
                     bool(paths.bonus_token[b] >= 0),
                     logprobs,
                 )
             )
-        return StepResult(self.batch.step, tuple(results))
-
-    @property
-    def max_tokens(self) -> int:
-        """The most that it can commit for a request: the longest path, and a bonus token."""
-        return int(np.diff(self.tree.cu_nodes).max(initial=0))
+        return StepResult(self.step, tuple(results))
 
     def behind(self, request_ids: Sequence[str | None], device: torch.device) -> StepInFlight:
         """This step as the unresolved one of a batch of these requests; None for one that is not in it."""
-        row_of = {request.request_id: row for row, request in enumerate(self.batch.requests)}
+        row_of = {request_id: row for row, request_id in enumerate(self.request_ids)}
         rows = tuple(-1 if name is None else row_of[name] for name in request_ids)
         return StepInFlight(self, rows, device)
 

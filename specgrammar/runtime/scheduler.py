@@ -42,14 +42,14 @@ class StepRules:
         needs: the producer's.
         supports_grammar_overlap: the algorithm's.
         supports_unresolved: the target's.
-        max_depth: the longest path of a draft tree.
+        max_nodes: of a draft tree; a target bounds a path by it.
         max_length: most tokens of a request; None for no limit.
     """
 
     needs: Needs
     supports_grammar_overlap: bool
     supports_unresolved: bool
-    max_depth: int
+    max_nodes: int
     max_length: int | None
 
     def why_wait(self, queued: PublishedStep | None, longest: int, has_grammar: bool) -> str:
@@ -62,7 +62,7 @@ class StepRules:
         """
         if queued is None:
             return ""
-        if queued.done():
+        if queued.is_known:
             return "its result is there"
         if self.needs != "nothing":
             return f"drafts need the {self.needs}"
@@ -70,7 +70,7 @@ class StepRules:
             return "the target needs the histories"
         if grammar_needs_sync(queued, has_grammar, self.supports_grammar_overlap):
             return "the algorithm does not overlap with a grammar"
-        if self.max_length is not None and longest + queued.max_tokens + self.max_depth > self.max_length:
+        if self.max_length is not None and longest + queued.max_tokens + self.max_nodes - 1 > self.max_length:
             return "a request is near its longest length"
         return ""
 
@@ -90,7 +90,9 @@ class Scheduler:
     @property
     def queued(self) -> PublishedStep | None:
         """The step whose result the ledger does not have yet."""
-        return None if self._ledger.is_resolved else self.published
+        if self._ledger.is_resolved:
+            self.published = None
+        return self.published
 
     def resolve_where_needed(self, running: Mapping[str, Running]) -> None:
         """Wait for the step in flight where the next step of these requests cannot be launched behind it."""
@@ -120,5 +122,4 @@ class Scheduler:
 
 def is_in(step: PublishedStep, running: Running) -> bool:
     """Whether a request takes part in a step: it itself, and not one that had its id before."""
-    name = running.request.request_id
-    return running.entry.joined <= step.batch.step and any(r.request_id == name for r in step.batch.requests)
+    return running.entry.joined <= step.step and running.request.request_id in step.request_ids

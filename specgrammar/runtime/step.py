@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch, TreeProducer
 from specgrammar.protocols.staging import Device, StagingStrategy
@@ -27,6 +29,7 @@ class StepParts:
     masking: MaskPolicy
     device: Device
     vocabulary: Vocabulary
+    max_depth: int
     trace: Trace
 
 
@@ -53,11 +56,20 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
     step = LaunchedStep(batch, sessions, tree, staged, pending, want_logprobs, launched_at)
     verified = parts.masking.verify(step)
     with span("commit"):
-        if verified.paths.done():
+        if verified.is_known:
             verified.paths.value()  # a failed step is not committed
         parts.target.commit(batch, verified.paths)
         has_grammar = any(session.cursor is not None for session in sessions)
-        published = PublishedStep(batch, staged.resolve(), verified.status, verified.paths, has_grammar)
+        published = PublishedStep(
+            batch.step,
+            tuple(request.request_id for request in batch.requests),
+            staged.resolve(),
+            verified.status,
+            verified.paths,
+            verified.is_known,
+            1 + min(parts.max_depth, int(np.diff(tree.cu_nodes).max()) - 1),
+            has_grammar,
+        )
         ledger.publish(published)
     parts.trace.count(verified.status, tree.cu_nodes, verified.num_rows, batch.unresolved is not None)
     return published

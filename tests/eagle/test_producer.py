@@ -30,10 +30,11 @@ from specgrammar.spec.eagle.words import DraftWords
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.trees.tree import DraftTree
-from specgrammar_transformers import TransformersTarget
+from specgrammar_transformers import TransformersDrafter, TransformersTarget
+from specgrammar_transformers.cached_model import CachedModel
 from tests.toy_engine import ToyAdapter, join_in_order
 from tests.toys import VOCABULARY
-from tests.transformers_adapter.tiny import VOCAB, tiny_model
+from tests.transformers_adapter.tiny import MAX_LENGTH, VOCAB, tiny_model
 
 LAYERS = (0, 1, LAST)
 DEVICES: dict[str, Callable[[], Device]] = {
@@ -117,7 +118,7 @@ def expected_tree(folder: Path, history: list[int], own: list[int], shape: dict[
     features = torch.cat([hidden[layer][0, :-1] for layer in LAYERS], dim=-1)
     k = shape["topk"]
     state = HeadState(head, 1, k * (shape["num_steps"] - 1))
-    words = DraftWords(head)
+    words = DraftWords(head, VOCABULARY.vocab_size)
     words.put(0, own)
     output = state.extend([0], torch.tensor(history[1:]), features, [len(history) - 1])
     ids, logprobs = words.best([0], output[:, None], k, None)
@@ -209,6 +210,108 @@ def test_a_preempted_request_is_read_anew(folder: Path) -> None:
     found = told({output.request_id: output for output in outputs})
     assert found == {name: right[name] for name in ("json", "free")}
     assert not any(one.is_lost for one in engine.producer._requests.values())  # type: ignore[attr-defined]
+
+
+class Once:
+    """Raises at one of its calls, and else does what it stands for."""
+
+    def __init__(self, function: Callable[..., Any], number: int) -> None:
+        self.function, self.left = function, number
+
+    def __get__(self, instance: object, owner: object) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise MemoryError("once")
+            return self.function(instance, *arguments, **options)
+
+        return call
+
+
+def through(engine: Engine) -> tuple[dict[str, object], int]:
+    """What comes out, and how many steps raised."""
+    for request in REQUESTS:
+        engine.add(request)
+    outputs, num_raised = [], 0
+    while engine.has_work:
+        try:
+            outputs += engine.step()
+        except MemoryError:
+            num_raised += 1
+            assert num_raised < 5
+    return told({output.request_id: output for output in outputs}), num_raised
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(HeadState, "expand"), (DraftWords, "put"), (CachedModel, "_logits"), (TransformersTarget, "verify")],
+)
+def test_what_fails_once_fails_a_step_and_nothing_behind_it(
+    owner: type, name: str, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the head's work, in the forward, or on the host between a draft and its launch; drafts go on."""
+    engine = engine_of(DEVICES[device](), "eagle", head=str(folder), **SHAPES["tree"])
+    monkeypatch.setattr(owner, name, Once(getattr(owner, name), 3))
+    outputs, num_raised = through(engine)
+    assert num_raised >= 1
+    assert outputs == told(outputs_of(engine_of(InlineDevice(), "none")))
+    producer = engine.producer
+    assert isinstance(producer, EagleProducer)
+    if owner is TransformersTarget:
+        assert engine.trace.num_draft_tokens > 150
+        assert not any(one.is_lost for one in producer._requests.values())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_draft_model_goes_on_behind_a_failed_step(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = DEVICES[device]()
+    adapter = TinyAdapter(made)
+    drafter = TransformersDrafter(tiny_model(seed=1), VOCABULARY.vocab_size, 3, made)
+    adapter.load_drafter = lambda name: drafter  # type: ignore[method-assign]  # noqa: ARG005  # it has none of its own
+    options = {"drafter": "tiny", "num_draft_tokens": 3}
+    config = Config(algorithm="chain", algorithm_options=options, mask_policy="eager", max_batch_size=3)
+    engine = Engine.build(config, adapter, agree_joins=join_in_order)
+    monkeypatch.setattr(CachedModel, "_logits", Once(CachedModel._logits, 9))
+    outputs, num_raised = through(engine)
+    assert num_raised >= 1
+    assert outputs == told(outputs_of(engine_of(InlineDevice(), "none")))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_request_may_fill_the_context(device: str, folder: Path) -> None:
+    """Trees have more nodes than a path is deep, and a step in flight may commit as many as that is."""
+    requests = [
+        Request(str(n), (2, 3, 4) * 199, max_new_tokens=MAX_LENGTH - 3 * 199 - n, stop_token_ids=())
+        for n in range(3)
+    ]
+    runs = []
+    for algorithm, options in (("none", {}), ("eagle", {"head": str(folder), **SHAPES["tree"]})):
+        engine = engine_of(DEVICES[device](), algorithm, **options)
+        runs.append(told({output.request_id: output for output in engine.generate(requests)}))
+    assert runs[0] == runs[1]
+
+
+def test_what_a_row_leaves_behind_reaches_nobody(folder: Path) -> None:
+    shared = TransformersTarget(tiny_model(), 1).shared
+    state = HeadState(load_head(folder, shared.embedding, shared.output, 2), 1, 0)
+    tokens, features = torch.tensor([1, 2, 3]), torch.rand(3, 96)
+    right = state.extend([0], tokens, features, [3])
+    state.clear(0)
+    assert state.extend([0], tokens, torch.full((3, 96), torch.nan), [3]).isnan().all()
+    state.clear(0)
+    assert torch.equal(state.extend([0], tokens, features, [3]), right)
+
+
+def test_ids_that_are_no_tokens_are_not_drafted(folder: Path) -> None:
+    """A head for a model with padded embeddings may know more ids than the tokenizer."""
+    shared = TransformersTarget(tiny_model(), 1).shared
+    words = DraftWords(load_head(folder, shared.embedding, shared.output, 2), vocab_size=9)
+    words.put(0, [4])
+    ids, logprobs = words.best([0], torch.rand(1, 1, 32), 7, None)
+    assert sorted(ids[0, 0, logprobs[0, 0] > -torch.inf].tolist()) == [0, 1, 2, 3, 4, 5, 8]
+    with pytest.raises(ConfigError, match="topk = 13; expected at most 12"):
+        engine_of(InlineDevice(), "eagle", head=str(folder), topk=13)
 
 
 @pytest.mark.parametrize(

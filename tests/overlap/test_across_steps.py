@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -10,10 +13,9 @@ import pytest
 from specgrammar.config import Config
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.protocols.spec import DecodeBatch, SpecAlgorithm
-from specgrammar.protocols.staging import Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.engine import Engine
-from specgrammar.runtime.outcome import Outcome
+from specgrammar.runtime.ledger import StepResult
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.runtime.results import PublishedStep
 from specgrammar.runtime.scheduler import StepRules, grammar_needs_sync
@@ -169,23 +171,21 @@ class Late:
     wait = value
 
 
-def published(paths: Launched[AcceptedPaths], has_grammar: bool = True, num_nodes: int = 4) -> PublishedStep:
-    tree = HostTree.from_chains([list(range(num_nodes))])
-    return PublishedStep(DecodeBatch(0, ()), tree, np.zeros(num_nodes, np.int8), paths, has_grammar)
+def published(has_grammar: bool = True, is_known: bool = False) -> PublishedStep:
+    tree = HostTree.from_chains([[0, 1, 2, 3]])
+    return PublishedStep(0, ("a",), tree, np.zeros(4, np.int8), Late(), is_known, 4, has_grammar)
 
 
 def test_one_place_says_who_waits_and_why() -> None:
-    free = StepRules("nothing", True, True, max_depth=3, max_length=100)
-    step = published(Late())
+    free = StepRules("nothing", True, True, max_nodes=4, max_length=100)
+    step = published()
 
     def why(scheduler: StepRules, longest: int = 10, has_grammar: bool = True) -> str:
         return scheduler.why_wait(step, longest, has_grammar)
 
     assert why(free) == ""
     assert free.why_wait(None, 10, True) == ""
-    nothing = np.zeros(0, np.int64)
-    done = Outcome(lambda: AcceptedPaths(nothing.reshape(0, 1), nothing, nothing))
-    assert free.why_wait(published(done), 10, True) == "its result is there"
+    assert free.why_wait(published(is_known=True), 10, True) == "its result is there"
     assert why(replace(free, needs="history")) == "drafts need the history"
     assert why(replace(free, needs="grammar")) == "drafts need the grammar"
     assert why(replace(free, supports_unresolved=False)) == "the target needs the histories"
@@ -209,7 +209,7 @@ def test_one_place_says_who_waits_and_why() -> None:
 def test_the_one_sync_decision(
     pending: bool, queued_has: bool, next_has: bool, overlaps: bool, expected: bool
 ) -> None:
-    queued = published(Late(), queued_has) if pending else None
+    queued = published(queued_has) if pending else None
     assert grammar_needs_sync(queued, next_has, overlaps) is expected
 
 
@@ -236,3 +236,62 @@ def test_an_id_that_is_used_again_at_once_is_another_request(aborts: bool) -> No
         while not outputs:
             outputs = engine.step()
         assert told(outputs[0]) == told(alone("xgrammar", number))
+
+
+@pytest.mark.parametrize("algorithm", [MODEL, NoSpeculation()])
+def test_replicas_take_the_same_steps_whatever_their_clocks_say(algorithm: SpecAlgorithm) -> None:
+    """Invariant 13: one device has always done everything, the other nothing before somebody waits."""
+    shapes: list[list[tuple[int, ...]]] = []
+    for schedule in (lambda _: 0, lambda num_pending: num_pending):
+        engine = engine_of(algorithm, DelayedDevice(schedule))
+        seen: list[tuple[int, ...]] = []
+        count = engine.trace.count
+
+        def counted(*arguments: Any, seen: list[tuple[int, ...]] = seen, count: Any = count) -> None:
+            seen.append(tuple(arguments[1].tolist()))
+            count(*arguments)
+
+        engine.trace.count = counted  # type: ignore[method-assign, assignment]  # to look on
+        check_all(engine, numbered()[:12])
+        shapes.append(seen)
+    assert shapes[0] == shapes[1]
+
+
+def test_a_step_is_forgotten_with_the_one_behind_it() -> None:
+    """Each is launched behind the one before, and none holds it for longer than it needs to."""
+    engine = engine_of(NoSpeculation(), DelayedDevice())
+    engine.add(Request("a", (1, 2), GrammarSpec.regex("(ab){80}"), max_new_tokens=60))
+    alive: WeakSet[PublishedStep] = WeakSet()
+    outputs: list[RequestOutput] = []
+    while not outputs:
+        outputs = engine.step()
+        if (queued := engine._scheduler.queued) is not None:
+            alive.add(queued)
+        del queued
+        gc.collect()
+        assert len(alive) <= 2
+    assert engine.trace.num_overlapped_steps > 30
+    gc.collect()
+    assert not alive
+
+
+def test_an_interrupted_wait_loses_nothing() -> None:
+    device = DelayedDevice()
+    engine = engine_of(MODEL, device)
+    engine.add(replace(REQUESTS[0], request_id="a"))
+    engine.step()
+    wait, num_calls = PublishedStep.wait, 0
+
+    def interrupted(step: PublishedStep) -> StepResult:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            raise KeyboardInterrupt
+        return wait(step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PublishedStep, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    (output,) = engine.generate([])
+    assert told(output) == told(alone("xgrammar", 0))

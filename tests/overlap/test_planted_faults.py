@@ -255,7 +255,7 @@ def test_a_request_is_given_what_another_committed(monkeypatch: pytest.MonkeyPat
     """The rows of the step in flight are taken in their own order, not by the requests' names."""
 
     def behind(self: PublishedStep, request_ids: Sequence[str | None], device: torch.device) -> StepInFlight:
-        rows = tuple(row if row < len(self.batch) else -1 for row in range(len(request_ids)))
+        rows = tuple(row if row < len(self.request_ids) else -1 for row in range(len(request_ids)))
         return StepInFlight(self, rows, device)
 
     monkeypatch.setattr(PublishedStep, "behind", behind)
@@ -266,7 +266,7 @@ def test_a_request_is_given_what_one_before_it_of_its_name_committed(monkeypatch
     """A request that is aborted leaves at once, and its id may be another's before its last step is known."""
 
     def by_name(step: PublishedStep, running: Running) -> bool:
-        return running.request.request_id in {request.request_id for request in step.batch.requests}
+        return running.request.request_id in step.request_ids
 
     def play(choose: Choose) -> None:
         device = DelayedDevice()

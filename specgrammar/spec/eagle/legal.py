@@ -6,6 +6,8 @@ grammar (`needs = "grammar"`).
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary
 from specgrammar.protocols.spec import DecodeBatch
+from specgrammar.protocols.staging import Device
 from specgrammar.spec.eagle.chain_growth import ChainGrowth
 from specgrammar.spec.eagle.growth import Growth
 from specgrammar.trees.tree import HostTree
@@ -23,20 +26,20 @@ _CLOSED = (NodeStatus.REJECTED, NodeStatus.ENDED, NodeStatus.PADDING)
 class LegalTokens:
     """Asks the grammars of a batch."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """Rows are as wide as this vocabulary."""
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, device: Device) -> None:
+        """Rows are as wide as this vocabulary; the device's observer is told of the time as grammar work."""
+        self._vocabulary, self._device = vocabulary, device
 
     def of(self, batch: DecodeBatch, roots: Tensor) -> LegalBehind:
         """The grammars of a batch at its roots, int64 `[bs]`."""
-        return LegalBehind(self._vocabulary, batch, roots)
+        return LegalBehind(self._vocabulary, self._device, batch, roots)
 
 
 class LegalBehind:
     """What may follow each node of the growing trees of one step."""
 
-    def __init__(self, vocabulary: Vocabulary, batch: DecodeBatch, roots: Tensor) -> None:
-        self._vocabulary, self._batch = vocabulary, batch
+    def __init__(self, vocabulary: Vocabulary, device: Device, batch: DecodeBatch, roots: Tensor) -> None:
+        self._vocabulary, self._batch, self._observer = vocabulary, batch, device.on_work
         self._tokens: list[list[int]] = [[root] for root in roots.tolist()]
         self._parents: list[list[int]] = [[-1] for _ in self._tokens]
         self._device = roots.device
@@ -60,6 +63,13 @@ class LegalBehind:
 
     def _ask(self, num_last: int) -> Tensor:
         """What may follow the last nodes of each tree."""
+        begin = time.perf_counter()
+        legal = self._fill(num_last)
+        if self._observer is not None:
+            self._observer("build", begin, time.perf_counter())
+        return legal
+
+    def _fill(self, num_last: int) -> Tensor:
         num_nodes, bs = len(self._tokens[0]), len(self._tokens)
         rows: NDArray[np.int32] = np.empty((num_nodes, self._vocabulary.num_words), np.int32)
         last: NDArray[np.int32] = np.empty((bs, num_last, self._vocabulary.num_words), np.int32)

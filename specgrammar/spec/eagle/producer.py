@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specgrammar.checks import refused
 from specgrammar.protocols.spec import Commit, DecodeBatch, Needs, ProducerContext, RequestView
 from specgrammar.protocols.target import SupportsFeatures
 from specgrammar.spec.eagle.algorithm import EagleAlgorithm
@@ -36,10 +37,12 @@ class _Drafted:
 
     Attributes:
         row: of the head's cache, and of the outputs.
+        is_new: nothing was drafted for it yet.
         is_lost: the head has not seen all of its tokens, since work failed; it gets no drafts any more.
     """
 
     row: int
+    is_new: bool = True
     is_lost: bool = False
 
 
@@ -49,7 +52,11 @@ class EagleProducer:
     def __init__(
         self, options: EagleAlgorithm, head: EagleHead, target: SupportsFeatures, context: ProducerContext
     ) -> None:
-        """Take over a head beside its target, whose features nobody else may take."""
+        """Take over a head beside its target, whose features nobody else may take.
+
+        Raises:
+            ConfigError: the head drafts fewer tokens than `topk`.
+        """
         self.needs: Needs = "grammar" if options.grammar_aware else "nothing"
         self._options, self._head, self._target, self._device = options, head, target, context.device
         chains = is_chain(options.topk, options.num_steps, options.num_draft_tokens)
@@ -58,8 +65,12 @@ class EagleProducer:
         self._state = HeadState(head, context.max_batch_size, num_expanded)
         like = head.layer(0).self_attn.q_proj.weight
         self._outputs = like.new_zeros(context.max_batch_size, head.config.hidden_size)  # behind each last root
-        self._words = DraftWords(head)
-        self._legal = LegalTokens(context.vocabulary) if options.grammar_aware else None
+        self._words = DraftWords(head, context.vocabulary.vocab_size)
+        if options.topk > self._words.num_common:
+            raise refused(
+                "eagle: topk", options.topk, f"at most {self._words.num_common}, what the head drafts"
+            )
+        self._legal = LegalTokens(context.vocabulary, context.device) if options.grammar_aware else None
         self._requests: dict[str, _Drafted] = {}
         self._free_rows = list(reversed(range(context.max_batch_size)))
 
@@ -70,7 +81,7 @@ class EagleProducer:
             return roots_tree(batch, self._device)
         for view in batch.requests:
             if view.request_id not in self._requests:
-                self._start(view)
+                self._requests[view.request_id] = _Drafted(self._free_rows.pop())
         drafted = [self._requests[view.request_id] for view in batch.requests]
         cu_nodes = np.arange(bs + 1, dtype=np.int64) * options.num_draft_tokens
         shape = (1 if options.topk == 1 else 3, bs * options.num_draft_tokens)
@@ -86,18 +97,6 @@ class EagleProducer:
         for commit in commits:
             if commit.finished and (drafted := self._requests.pop(commit.request_id, None)) is not None:
                 self._free_rows.append(drafted.row)
-
-    def _start(self, view: RequestView) -> None:
-        row = self._free_rows.pop()
-        self._requests[view.request_id] = _Drafted(row)
-        prompt = list(view.tokens[: view.num_prompt_tokens])
-
-        def start() -> None:
-            self._state.clear(row)
-            self._outputs[row] = 0
-            self._words.put(row, prompt)
-
-        self._device.launch(start)
 
     # -- on the stream -----------------------------------------------------------------------------------
 
@@ -129,7 +128,11 @@ class EagleProducer:
             tails = [row[:count] for row, count in found]
         rows, tokens, features, counts = [], [], [], []
         for view, one, tail in zip(batch.requests, drafted, tails, strict=True):
-            news = [*view.tokens[self._state.length(one.row) + 1 : view.num_tokens], *tail]
+            if one.is_new:
+                self._begin(view, one)
+            begin, known = self._state.length(one.row) + 1, view.num_tokens
+            # What the head has read of the step in flight, for a step that failed since, is not read again.
+            news = [*view.tokens[begin:known], *tail[max(0, begin - known) :]]
             seen = self._target.take_features(view.request_id)
             one.is_lost = one.is_lost or len(seen) != len(news)
             if news and not one.is_lost:
@@ -142,6 +145,12 @@ class EagleProducer:
             ids = torch.tensor(tokens, dtype=torch.int64, device=device)
             self._outputs[rows] = self._state.extend(rows, ids, torch.cat(features), counts)
         return last_tokens(batch, committed, device)
+
+    def _begin(self, view: RequestView, one: _Drafted) -> None:
+        self._state.clear(one.row)
+        self._outputs[one.row] = 0
+        self._words.put(one.row, view.tokens[: view.num_prompt_tokens])
+        one.is_new = False
 
     def _grow(self, batch: DecodeBatch, rows: list[int], roots: Tensor, limits: Tensor) -> Growth | ChainGrowth:
         k, output = self._options.topk, self._outputs[rows]

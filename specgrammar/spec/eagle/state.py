@@ -53,8 +53,11 @@ class HeadState:
         return self._lengths[row]
 
     def clear(self, row: int) -> None:
-        """Empty a row for another request."""
+        """Empty a row for another request; zeroed, since a NaN that is masked is a NaN all the same."""
         self._lengths[row] = 0
+        self._carried[:, row].zero_()
+        for cache in (*self._keys, *self._values):
+            cache[row].zero_()
 
     @torch.no_grad()
     def extend(self, rows: Sequence[int], tokens: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:

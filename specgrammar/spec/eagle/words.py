@@ -17,16 +17,22 @@ from specgrammar.spec.eagle.head import DraftVocabulary, EagleHead
 class DraftWords:
     """The head's draft vocabulary, and each row's own tokens beside it."""
 
-    def __init__(self, head: EagleHead) -> None:
-        """No row has tokens of its own."""
+    def __init__(self, head: EagleHead, vocab_size: int) -> None:
+        """No row has tokens of its own; ids from `vocab_size` on (padded embeddings) are no tokens."""
         self._head = head
+        self._common = head.draft_ids[head.draft_ids < vocab_size]
         self._own: dict[int, Tensor] = {}
         self._vocabulary: DraftVocabulary | None = None
         self._allowed: dict[int, Tensor] = {}
 
+    @property
+    def num_common(self) -> int:
+        """How many tokens every request may be drafted."""
+        return len(self._common)
+
     def put(self, row: int, tokens: Sequence[int]) -> None:
         """Give a row its tokens, in place of those that it had."""
-        own = torch.tensor(list(tokens), dtype=torch.int64, device=self._head.draft_ids.device)
+        own = torch.tensor(list(tokens), dtype=torch.int64, device=self._common.device)
         self._own[row] = torch.unique(own)
         self._vocabulary = None
 
@@ -58,9 +64,9 @@ class DraftWords:
     def _all_words(self) -> DraftVocabulary:
         """The words of all rows; made when a row's tokens change, not in each step."""
         if self._vocabulary is None:
-            ids = torch.unique(torch.cat((self._head.draft_ids, *self._own.values())))
+            ids = torch.unique(torch.cat((self._common, *self._own.values())))
             self._vocabulary = self._head.rows_of(ids)
-            common = torch.isin(self._vocabulary.ids, self._head.draft_ids)
+            common = torch.isin(self._vocabulary.ids, self._common)
             self._allowed = {
                 row: common | torch.isin(self._vocabulary.ids, own) for row, own in self._own.items()
             }
