@@ -1,7 +1,8 @@
-"""From a draft's launch to the barrier nobody on the host asks for a value of the device's.
+"""From a draft's launch to the barrier the host asks for no value of the device's.
 
 On an accelerator such a call waits for all that was enqueued, and the overlap is gone; on a CPU stream it reads
-memory that nobody has written. Here it raises.
+memory that nobody has written. Here it raises. What launched work does by itself is not looked at: on a CPU
+stream it runs behind what it reads.
 """
 
 from __future__ import annotations
