@@ -131,8 +131,8 @@ class CachedModel:
                 chunk = layout_of_chains([tokens[begin : begin + _PREFILL_CHUNK]], self.device)
                 self._run(self.model.base_model, chunk, row, length + begin)
                 self._lengths[row] += chunk.ids.shape[1]
-                nodes = torch.arange(chunk.ids.shape[1], device=self.device)
-                self.features.keep([request_id], torch.zeros_like(nodes), nodes)
+                nodes = np.arange(chunk.ids.shape[1])
+                self.features.keep([request_id], np.zeros_like(nodes), nodes)
 
         return self.launch(run, "prefill")
 
@@ -172,22 +172,22 @@ class CachedModel:
         rows = [self._rows.of(request_ids[i]) for i in live]
         for row in rows:
             self._rows.bounds[row] += most
-        start, index = self._window_start, torch.tensor(rows, dtype=torch.int64, device=self.device)
-        places = torch.tensor(live, dtype=torch.int64, device=self.device)  # in that forward
+        start = self._window_start
+        index, places = np.array(rows, dtype=np.int64), np.array(live, dtype=np.int64)
 
         def keep() -> None:
             try:
                 found = nodes()
             except Exception:  # that step's failure, not the cache's
                 return
-            kept = torch.from_numpy(found[live]).to(self.device)
-            item, place = (kept >= 0).nonzero(as_tuple=True)
-            row, from_slot = index[item], start + kept[item, place]
-            to_slot = self._lengths[row] + place
+            kept = found[places]  # the paths are the host's, where NumPy's small calls cost less than torch's
+            item, place = (kept >= 0).nonzero()
+            row, node = index[item], kept[item, place]
+            from_slot, to_slot = start + node, self._lengths.cpu().numpy()[row] + place
             moved = from_slot != to_slot
-            self._cache.move_slots(row[moved], from_slot[moved], to_slot[moved])
-            self._lengths[index] += (kept >= 0).sum(dim=1)
-            self.features.keep(request_ids, places[item], kept[item, place])
+            self._cache.move_slots(*map(torch.from_numpy, (row[moved], from_slot[moved], to_slot[moved])))
+            self._lengths[index] += torch.from_numpy((kept >= 0).sum(axis=1)).to(self.device)
+            self.features.keep(request_ids, places[item], node)
 
         self._change(keep, "keep")
 

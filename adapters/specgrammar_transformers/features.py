@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 class FeatureLog:
@@ -26,7 +28,7 @@ class FeatureLog:
         if self.layers:
             self._seen = torch.cat([output.hidden_states[layer] for layer in self.layers], dim=-1)
 
-    def keep(self, request_ids: Sequence[str], rows: torch.Tensor, nodes: torch.Tensor) -> None:
+    def keep(self, request_ids: Sequence[str], rows: NDArray[np.int64], nodes: NDArray[np.int64]) -> None:
         """Append features of the last forward.
 
         Args:
@@ -37,8 +39,8 @@ class FeatureLog:
         if not self.layers:
             return
         assert self._seen is not None
-        kept = self._seen[rows, nodes]
-        counts = torch.bincount(rows, minlength=len(request_ids)).tolist()
+        kept = self._seen[torch.from_numpy(rows), torch.from_numpy(nodes)]
+        counts = np.bincount(rows, minlength=len(request_ids)).tolist()
         for request_id, part in zip(request_ids, torch.split(kept, counts), strict=True):
             if len(part):
                 self._fresh.setdefault(request_id, []).append(part)
