@@ -64,7 +64,7 @@ def num_operations(drafts: Drafts, path: str) -> int:
     run()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         run()
-    return sum(event.cpu_parent is None for event in profiler.events())
+    return sum(event.cpu_parent is None for event in profiler.events() or ())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
