@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from specgrammar.protocols.spec import CommittedTokens, DecodeBatch
 from specgrammar.protocols.staging import Device
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
+
+if TYPE_CHECKING:
+    import torch
 
 
 def roots_tree(batch: DecodeBatch, device: Device) -> DraftTree:
@@ -18,6 +21,8 @@ def roots_tree(batch: DecodeBatch, device: Device) -> DraftTree:
     roots = HostTree.roots(known)
     if batch.unresolved is None:
         return DraftTree.from_host(batch.step, roots)
+    import torch  # not above: ordinary decoding on a host's tree needs none
+
     unresolved = batch.unresolved
     tokens = torch.empty(len(batch), dtype=torch.int64, device=device.torch_device)
     made = device.launch(lambda: tokens.copy_(last_tokens(batch, unresolved.value(), tokens.device)), "draft")
@@ -33,6 +38,8 @@ def last_tokens(batch: DecodeBatch, committed: CommittedTokens | None, device: t
         committed: what that step committed; None where there is none.
         device: where the result is.
     """
+    import torch
+
     known = torch.tensor([view.tokens[view.num_tokens - 1] for view in batch.requests], device=device)
     if committed is None:
         return known
