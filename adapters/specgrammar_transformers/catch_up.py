@@ -60,9 +60,8 @@ class Ragged:
         tokens[:, : self.tokens.shape[1]] = self.tokens
         column = torch.arange(other.tokens.shape[1], device=self.counts.device)
         behind = torch.where(column < other.counts[:, None], self.counts[:, None] + column, width)
-        wider = torch.nn.functional.pad(
-            tokens, (0, 1), value=-1
-        )  # what is no token is written to its last column
+        # What is no token is written to one more column, which is dropped.
+        wider = torch.nn.functional.pad(tokens, (0, 1), value=-1)
         return Ragged(wider.scatter(1, behind, other.tokens)[:, :width], self.counts + other.counts)
 
     def drop(self, num_first: torch.Tensor) -> Ragged:

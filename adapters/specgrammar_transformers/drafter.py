@@ -223,9 +223,8 @@ class TransformersDrafter:
         sizes = np.ones(len(views), dtype=np.int64)
 
         def layout() -> TreeLayout:
-            token = drawn.value().clamp(
-                min=0
-            )  # behind a -1 anything may follow; the model is given an id it has
+            # Behind a -1 anything may follow; the model is given an id that it has.
+            token = drawn.value().clamp(min=0)
             return TreeLayout(token[:, None], torch.ones_like(token, dtype=torch.bool)[:, None, None], sizes)
 
         logits = self._cached.forward(ids, layout, "draft")

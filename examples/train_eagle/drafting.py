@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specgrammar.protocols.grammar import GrammarMatcher
+from specgrammar.spec.eagle.build import BuiltTrees
+from specgrammar.spec.eagle.growth import Growth
 from specgrammar.spec.eagle.head import DraftVocabulary, EagleHead
 from specgrammar.spec.eagle.state import HeadState
 
@@ -84,10 +86,12 @@ def count_steps(head: EagleHead, known: Sequence[Known], shape: Shape) -> list[S
             [roots[row] - start for row, start in zip(rows, starts, strict=True)],
         )
         matchers = [known[row].matcher for row in rows]
-        tree = _grow(state, head, rows, output, shape, vocabulary, is_own[rows], matchers)
+        growth = _grow(state, head, rows, output, shape, vocabulary, is_own[rows], matchers)
+        last = torch.stack([known[row].tokens[roots[row]] for row in rows])
+        trees = growth.build(last, shape.num_nodes)
         for i, row in enumerate(rows):
             answer = known[row].tokens[roots[row] + 1 :].tolist()
-            committed = answer[: _accepted(tree, i, shape, answer) + 1]
+            committed = answer[: _accepted(trees, i, answer) + 1]
             matcher = known[row].matcher
             if matcher is not None:
                 matcher.accept_prefix(committed)
@@ -99,15 +103,6 @@ def count_steps(head: EagleHead, known: Sequence[Known], shape: Shape) -> list[S
     ]
 
 
-@dataclass
-class _Tree:
-    """Candidates of a batch as they were found, `[b, n]` each; children of the root have parent -1."""
-
-    tokens: Tensor
-    parents: Tensor
-    scores: Tensor
-
-
 def _grow(
     state: HeadState,
     head: EagleHead,
@@ -117,35 +112,19 @@ def _grow(
     vocabulary: DraftVocabulary,
     is_own: Tensor,
     matchers: Sequence[GrammarMatcher | None],
-) -> _Tree:
-    """Level by level: the best children of each expanded node, of which the best are expanded next."""
-    b, k = len(rows), shape.topk
+) -> Growth:
+    """Level by level, as `EagleProducer` does."""
     logprobs = _logprobs(head, output[:, None], vocabulary, is_own, matchers, [[[]] for _ in rows])
-    scores, index = logprobs[:, 0].topk(k)
-    tree = _Tree(vocabulary.ids[index], torch.full((b, k), -1), scores)
-    frontier = torch.arange(k).expand(b, k)
-    hidden = output[:, None].expand(-1, k, -1)
-    ancestors = torch.eye(k, dtype=torch.bool).expand(b, k, k)
-    for level in range(shape.steps - 1):
-        output = state.expand(rows, tree.tokens.gather(1, frontier), hidden, ancestors)
-        paths = [_paths(tree, i, frontier[i].tolist()) for i in range(b)]
-        logprobs = _logprobs(head, output, vocabulary, is_own, matchers, paths)
-        best, index = logprobs.topk(k)
-        cumulative = tree.scores.gather(1, frontier)[:, :, None] + best
-        begin = tree.tokens.shape[1]
-        tree = _Tree(
-            torch.cat((tree.tokens, vocabulary.ids[index].flatten(1)), 1),
-            torch.cat((tree.parents, frontier.repeat_interleave(k, 1)), 1),
-            torch.cat((tree.scores, cumulative.flatten(1)), 1),
-        )
-        chosen = cumulative.flatten(1).topk(k).indices
-        above = chosen // k
-        frontier = begin + chosen
-        hidden = output.gather(1, above[:, :, None].expand(-1, -1, output.shape[2]))
-        inherited = ancestors.gather(1, above[:, :, None].expand(-1, -1, ancestors.shape[2]))
-        ancestors = torch.cat((inherited, torch.eye(k, dtype=torch.bool).expand(b, k, k)), 2)
-        assert ancestors.shape[2] == (level + 2) * k
-    return tree
+    scores, index = logprobs[:, 0].topk(shape.topk)
+    growth = Growth(vocabulary.ids[index], scores)
+    hidden = output[:, None].expand(-1, shape.topk, -1)
+    for _ in range(shape.steps - 1):
+        output = state.expand(rows, growth.frontier_tokens, hidden, growth.ancestors)
+        paths = [_paths(growth, i) for i in range(len(rows))]
+        scores, index = _logprobs(head, output, vocabulary, is_own, matchers, paths).topk(shape.topk)
+        growth.grow(vocabulary.ids[index], scores)
+        hidden = growth.at_parents(output)
+    return growth
 
 
 def _logprobs(
@@ -164,7 +143,7 @@ def _logprobs(
         legal = torch.from_numpy(_legal(matchers, paths, width))[:, vocabulary.ids].view(logits.shape)
         allowed = allowed & legal
     logprobs = logits.masked_fill(~allowed, float("-inf")).log_softmax(-1)
-    return logprobs.nan_to_num(nan=float("-inf"))
+    return logprobs.nan_to_num(nan=float("-inf"), neginf=float("-inf"))
 
 
 def _legal(
@@ -187,11 +166,11 @@ def _legal(
     return unpacked.astype(np.bool_)
 
 
-def _paths(tree: _Tree, i: int, nodes: Sequence[int]) -> list[list[int]]:
-    """The tokens from below the root down to each node."""
-    tokens, parents = tree.tokens[i].tolist(), tree.parents[i].tolist()
+def _paths(growth: Growth, i: int) -> list[list[int]]:
+    """The tokens from below the root down to each node of a request's frontier."""
+    tokens, parents, _ = (part[i].tolist() for part in growth.candidates())
     found = []
-    for node in nodes:
+    for node in growth.frontier[i].tolist():
         path: list[int] = []
         while node >= 0:
             path.append(tokens[node])
@@ -200,12 +179,11 @@ def _paths(tree: _Tree, i: int, nodes: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _accepted(tree: _Tree, i: int, shape: Shape, answer: Sequence[int]) -> int:
-    """How many tokens of the answer the verified nodes spell, which are the best of the candidates."""
-    order = tree.scores[i].sort(descending=True, stable=True).indices[: shape.num_nodes - 1].tolist()
-    tokens, parents, scores = tree.tokens[i].tolist(), tree.parents[i].tolist(), tree.scores[i].tolist()
-    children = {(parents[node], tokens[node]): node for node in order if scores[node] > float("-inf")}
-    node, length = -1, 0
+def _accepted(trees: BuiltTrees, i: int, answer: Sequence[int]) -> int:
+    """How many tokens of the answer the verified nodes spell."""
+    tokens, parents = trees.tokens[i].tolist(), trees.parents[i].tolist()
+    children = {(parents[node], tokens[node]): node for node in range(1, len(tokens)) if tokens[node] >= 0}
+    node = length = 0
     while length < len(answer) and (node, answer[length]) in children:
         node = children[node, answer[length]]
         length += 1

@@ -297,10 +297,8 @@ class Engine:
         commits += [Commit(request_id, (), 0, 0, finished=True) for request_id in aborted]
         if commits:
             self._parts.producer.observe(commits)
-        for (
-            running
-        ) in over:  # an end that the grammar does not share is an error: it moves before the output leaves
-            running.entry.session.advance()
+        for running in over:
+            running.entry.session.advance()  # an end that the grammar does not share is an error
         return [self._leave(running) for running in over]
 
     def _leave(self, running: Running) -> RequestOutput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -105,6 +106,10 @@ class StepInFlight:
 
     def value(self) -> CommittedTokens:
         """See `protocols.spec.Unresolved`."""
+        return self._committed
+
+    @cached_property  # several pieces of a step's work read it
+    def _committed(self) -> CommittedTokens:
         paths = self.published.paths.value()
         rows = np.array(self.rows, dtype=np.int64)
         tokens, num_tokens = committed_tokens(self.published.tree, paths)

@@ -24,21 +24,10 @@ _CLOSED = (NodeStatus.REJECTED, NodeStatus.ENDED, NodeStatus.PADDING)
 
 
 class LegalTokens:
-    """Asks the grammars of a batch."""
-
-    def __init__(self, vocabulary: Vocabulary, device: Device) -> None:
-        """Rows are as wide as this vocabulary; the device's observer is told of the time as grammar work."""
-        self._vocabulary, self._device = vocabulary, device
-
-    def of(self, batch: DecodeBatch, roots: Tensor) -> LegalBehind:
-        """The grammars of a batch at its roots, int64 `[bs]`."""
-        return LegalBehind(self._vocabulary, self._device, batch, roots)
-
-
-class LegalBehind:
     """What may follow each node of the growing trees of one step."""
 
     def __init__(self, vocabulary: Vocabulary, device: Device, batch: DecodeBatch, roots: Tensor) -> None:
+        """Begin at the roots, int64 `[bs]`; the device's observer is told of the time as grammar work."""
         self._vocabulary, self._batch, self._observer = vocabulary, batch, device.on_work
         self._tokens: list[list[int]] = [[root] for root in roots.tolist()]
         self._parents: list[list[int]] = [[-1] for _ in self._tokens]

@@ -58,7 +58,7 @@ class EagleProducer:
             ConfigError: the head drafts fewer tokens than `topk`.
         """
         self.needs: Needs = "grammar" if options.grammar_aware else "nothing"
-        self._options, self._head, self._target, self._device = options, head, target, context.device
+        self._options, self._target, self._device = options, target, context.device
         chains = is_chain(options.topk, options.num_steps, options.num_draft_tokens)
         self._growth: type[Growth | ChainGrowth] = ChainGrowth if chains else Growth
         num_expanded = options.topk * (options.num_steps - 1)
@@ -70,7 +70,7 @@ class EagleProducer:
             raise refused(
                 "eagle: topk", options.topk, f"at most {self._words.num_common}, what the head drafts"
             )
-        self._legal = LegalTokens(context.vocabulary, context.device) if options.grammar_aware else None
+        self._vocabulary = context.vocabulary
         self._requests: dict[str, _Drafted] = {}
         self._free_rows = list(reversed(range(context.max_batch_size)))
 
@@ -154,7 +154,9 @@ class EagleProducer:
 
     def _grow(self, batch: DecodeBatch, rows: list[int], roots: Tensor, limits: Tensor) -> Growth | ChainGrowth:
         k, output = self._options.topk, self._outputs[rows]
-        legal = None if self._legal is None else self._legal.of(batch, roots)
+        legal = None
+        if self._options.grammar_aware:
+            legal = LegalTokens(self._vocabulary, self._device, batch, roots)
         ids, logprobs = self._words.best(
             rows, output[:, None], k, None if legal is None else legal.behind_root()
         )
