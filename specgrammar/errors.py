@@ -6,6 +6,7 @@
     ├── ModelError               a model or tokenizer that cannot be fetched, verified or used
     ├── TreeError                a draft tree that is not a tree (names request and node)
     ├── StaleStepError           a draft or a result that was made for another step
+    ├── ConformanceError         a plugin that broke a clause of its contract (`specgrammar.testing`)
     └── RequestError             ends one request; the batch goes on
         ├── GrammarCompileError  the grammar cannot be compiled (syntax, limits, time)
         ├── WeakenedSchemaError  a JSON Schema keyword that the backend would not enforce
@@ -40,6 +41,24 @@ class TreeError(SpecGrammarError):
 
 class StaleStepError(SpecGrammarError):
     """A draft or a result carries another step than the one it was handed to."""
+
+
+class ConformanceError(SpecGrammarError):
+    """A plugin broke a clause of its contract, as a check of `specgrammar.testing` found.
+
+    Attributes:
+        example: the smallest example that shows it, what was done line by line; empty if the message says all.
+    """
+
+    def __init__(self, message: str, example: tuple[str, ...] = ()) -> None:
+        """Say what was found; `str` gives the example, too."""
+        super().__init__(message)
+        self.message = message
+        self.example = example
+
+    def __str__(self) -> str:
+        """The message, then the example."""
+        return "\n  ".join([self.message, *(["smallest example:", *self.example] if self.example else [])])
 
 
 class RequestError(SpecGrammarError):

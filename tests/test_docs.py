@@ -16,8 +16,9 @@ from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request
 from specgrammar.spec.none import NoSpeculation
-from tests.toy_engine import ToyAdapter
-from tests.toys import VOCABULARY, backend
+from specgrammar.testing.toy_target import ToyAdapter
+from specgrammar.testing.toys import VOCABULARY
+from tests.toys import backend
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,4 +1,4 @@
-"""A small vocabulary, small grammars and the backends over them: what the tests of the core walk on."""
+"""The installed backends over the kit's small vocabulary: what the tests of the core walk on."""
 
 from __future__ import annotations
 
@@ -12,39 +12,10 @@ from specgrammar.protocols.grammar import (
     GrammarMatcher,
     GrammarSpec,
     NodeStatus,
-    Vocabulary,
 )
 from specgrammar.registry import BACKENDS, create
-from specgrammar.trees.tree import HostTree
+from specgrammar.testing.toys import STOP, VOCABULARY
 
-TEXTS = (
-    b"a",
-    b"b",
-    b"c",
-    b"ab",
-    b"abc",
-    b"bc",
-    b"{",
-    b"}",
-    b'"',
-    b'"a',
-    b'":',
-    b": ",
-    b"1",
-    b"2",
-    b"12",
-    b", ",
-)
-STOP, PAD, SPECIAL = len(TEXTS), len(TEXTS) + 1, len(TEXTS) + 2
-VOCABULARY = Vocabulary((*TEXTS, b"", b"", b""), stop_ids=(STOP,), special_ids=frozenset({STOP, PAD, SPECIAL}))
-"""19 ids: 16 of text (some of several bytes, so that one text has several tokenisations), one stop token."""
-
-GRAMMARS = (
-    GrammarSpec.regex("(ab)+c"),
-    GrammarSpec.regex("a{2,5}(b|c)?"),
-    GrammarSpec.choice(["a", "ab", "abc", "bc12"]),
-    GrammarSpec.regex("[abc12]*"),
-)
 BACKEND_NAMES = ("xgrammar", "llguidance")
 
 
@@ -78,20 +49,6 @@ def legal_ids(matcher: GrammarMatcher) -> list[int]:
     """The ids that a matcher allows next."""
     words = row_of(matcher)
     return [i for i in range(VOCABULARY.vocab_size) if words[i // 32] >> (i % 32) & 1]
-
-
-def path_to(tree: HostTree, first: int, node: int) -> list[int]:
-    """The draft tokens from behind the root to a node (local number), by the links alone."""
-    tokens: dict[int, list[int]] = {0: []}
-    todo = [0]
-    while todo:
-        parent = todo.pop()
-        child = int(tree.retrieve_next_token[first + parent])
-        while child >= 0:
-            tokens[child] = [*tokens[parent], int(tree.draft_tokens[first + child])]
-            todo.append(child)
-            child = int(tree.retrieve_next_sibling[first + child])
-    return tokens[node]
 
 
 def expected_status(spec: GrammarSpec, name: str, prefix: list[int], path: list[int]) -> tuple[int, list[int]]:

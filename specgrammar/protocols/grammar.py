@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ BACKEND_API_VERSION: Literal[1] = 1
 """What a backend built against this file declares as its `api_version`."""
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "grammar", "choice"]
+ALL_KINDS: frozenset[GrammarKind] = frozenset(get_args(GrammarKind))
 Whitespace = Literal["spaced", "compact", "flexible"]
 
 
@@ -151,12 +152,14 @@ class BackendFacts:
         thread_safe: different matchers of one backend may be used from different threads at once.
         grammar_syntaxes: which texts `kind="grammar"` may hold, of `"ebnf"` (`root ::= ...`) and `"lark"`.
         unenforced_keywords: JSON Schema keywords that it would drop; the core refuses or reports them.
+        kinds: the kinds of grammars that it compiles; any other raises GrammarCompileError.
     """
 
     max_rollback: int | None
     thread_safe: bool
     grammar_syntaxes: frozenset[str]
     unenforced_keywords: frozenset[str]
+    kinds: frozenset[GrammarKind] = ALL_KINDS
 
 
 class CompiledGrammar(Protocol):

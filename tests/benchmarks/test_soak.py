@@ -15,8 +15,8 @@ from benchmarks.soak_report import Memory, Run, Trend, Window, draw, judged, pri
 from benchmarks.soak_target import ILLEGAL_EVERY, ScriptedTarget
 from specgrammar.protocols.spec import DecodeBatch, RequestView
 from specgrammar.spec.sampling import SamplingParams
+from specgrammar.testing.toys import STOP, VOCABULARY
 from specgrammar.trees.tree import DraftTree, HostTree
-from tests.toys import STOP, VOCABULARY
 
 
 def trend(values: list[float]) -> Trend:

@@ -29,11 +29,11 @@ from specgrammar.spec.eagle.state import HeadState
 from specgrammar.spec.eagle.words import DraftWords
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.testing.delayed_device import DelayedDevice
+from specgrammar.testing.toy_target import ToyAdapter, join_in_order
+from specgrammar.testing.toys import VOCABULARY
 from specgrammar.trees.tree import DraftTree
 from specgrammar_transformers import TransformersDrafter, TransformersTarget
 from specgrammar_transformers.cached_model import CachedModel
-from tests.toy_engine import ToyAdapter, join_in_order
-from tests.toys import VOCABULARY
 from tests.transformers_adapter.tiny import MAX_LENGTH, VOCAB, tiny_model
 
 LAYERS = (0, 1, LAST)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from specgrammar.errors import GrammarCompileError, WeakenedSchemaError
 from specgrammar.protocols.grammar import BackendFacts, GrammarBackend, GrammarSpec, Vocabulary
-from tests.toys import VOCABULARY
+from specgrammar.testing.toys import VOCABULARY
 
 FACTS = BackendFacts(None, True, frozenset(), frozenset())
 _EVIL = re.compile("(a|aa)+$")

@@ -27,19 +27,9 @@ from specgrammar.protocols.abilities import WalkCalls
 from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.testing.strategies import trees
+from specgrammar.testing.toys import GRAMMARS, PAD, SPECIAL, STOP, VOCABULARY, path_to
 from specgrammar.trees.tree import HostTree
-from tests.toys import (
-    BACKEND_NAMES,
-    GRAMMARS,
-    PAD,
-    SPECIAL,
-    STOP,
-    VOCABULARY,
-    expected_status,
-    legal_ids,
-    matcher,
-    path_to,
-)
+from tests.toys import BACKEND_NAMES, expected_status, legal_ids, matcher
 
 DEVICE = InlineDevice()
 INTERESTING = [0, 1, 2, 3, 0, 1, STOP, 12, 4, SPECIAL, PAD, VOCABULARY.vocab_size, 2**40]

@@ -16,8 +16,9 @@ from specgrammar.protocols.spec import RequestView
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.spec.accept import accept
 from specgrammar.spec.sampling import AcceptMethod, SamplingParams
+from specgrammar.testing.toys import VOCABULARY
 from specgrammar.trees.tree import HostTree, SampledProposals
-from tests.toys import BACKEND_NAMES, VOCABULARY, matcher
+from tests.toys import BACKEND_NAMES, matcher
 
 NUM = 4000
 """Requests, and with them draws. A bias of .05 (as from .5 to .55) goes unnoticed at LEVEL with p < 0.1 %."""

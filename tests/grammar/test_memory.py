@@ -25,8 +25,8 @@ from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.strategies import trees
+from specgrammar.testing.toy_target import ToyAdapter
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
-from tests.toy_engine import ToyAdapter
 
 FIELDS = ("draft_tokens", "retrieve_next_token", "retrieve_next_sibling")
 VOCAB_SIZE = 64

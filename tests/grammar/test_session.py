@@ -14,8 +14,9 @@ from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
 from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
+from specgrammar.testing.toys import GRAMMARS, PAD, STOP, VOCABULARY
 from specgrammar.trees.tree import HostTree
-from tests.toys import BACKEND_NAMES, GRAMMARS, PAD, STOP, VOCABULARY, backend, legal_ids, matcher, row_of
+from tests.toys import BACKEND_NAMES, backend, legal_ids, matcher, row_of
 
 names = st.sampled_from(BACKEND_NAMES)
 grammars = st.sampled_from(GRAMMARS)

@@ -21,9 +21,9 @@ from specgrammar.protocols.spec import (
     supports_grammar_overlap,
 )
 from specgrammar.protocols.staging import Device
+from specgrammar.testing.late_target import histories, logits_behind
+from specgrammar.testing.toys import STOP
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
-from tests.overlap.late_target import histories, logits_behind
-from tests.toys import STOP
 
 Choose = Callable[[int], int]
 """A number in [0, n); who makes the schedule decides which."""

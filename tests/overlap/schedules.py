@@ -30,11 +30,11 @@ from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.spec.none import NoSpeculation
 from specgrammar.testing.delayed_device import DelayedDevice
-from tests.overlap.late_drafter import LateDrafter
-from tests.overlap.late_target import OUT_OF_MEMORY, LateAdapter, LateTarget
+from specgrammar.testing.late_drafter import LateDrafter
+from specgrammar.testing.late_target import OUT_OF_MEMORY, LateAdapter, LateTarget
+from specgrammar.testing.toy_target import ToyAdapter, join_in_order
 from tests.overlap.producers import Choose, DeviceDrafts, LateProducer, SometimesLate
 from tests.overlap.requests import REQUESTS
-from tests.toy_engine import ToyAdapter, join_in_order
 from tests.toys import BACKEND_NAMES, backend
 
 ALGORITHMS = ("none", "ngram", "chain", "model", "device")

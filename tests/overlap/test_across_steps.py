@@ -23,13 +23,13 @@ from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.spec.none import NoSpeculation
 from specgrammar.testing.delayed_device import DelayedDevice
+from specgrammar.testing.late_drafter import LateDrafter
+from specgrammar.testing.late_target import LateAdapter, LateTarget
+from specgrammar.testing.toy_target import join_in_order
 from specgrammar.trees.tree import DraftTree, HostTree
-from tests.overlap.late_drafter import LateDrafter
-from tests.overlap.late_target import LateAdapter, LateTarget
 from tests.overlap.producers import DeviceDrafts
 from tests.overlap.requests import REQUESTS
 from tests.overlap.schedules import alone
-from tests.toy_engine import join_in_order
 from tests.toys import backend
 
 MODEL = ChainAlgorithm(drafter="toy", num_draft_tokens=3)

@@ -22,10 +22,10 @@ from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.request import Request
 from specgrammar.spec.chain import ModelProducer
 from specgrammar.testing.delayed_device import DelayedDevice
+from specgrammar.testing.late_target import LateAdapter
+from specgrammar.testing.toys import VOCABULARY
 from specgrammar.trees.tree import DraftTree
 from specgrammar_transformers import TransformersDrafter, TransformersTarget
-from tests.overlap.late_target import LateAdapter
-from tests.toys import VOCABULARY
 from tests.transformers_adapter.tiny import VOCAB, tiny_model
 
 _READS = {

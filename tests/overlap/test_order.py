@@ -8,10 +8,10 @@ from specgrammar.config import Config
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.runtime.engine import Engine
 from specgrammar.testing.delayed_device import DelayedDevice
-from tests.overlap.late_target import LateAdapter, LateTarget
+from specgrammar.testing.late_target import LateAdapter, LateTarget
+from specgrammar.testing.toy_target import join_in_order
 from tests.overlap.producers import DeviceDrafts
 from tests.overlap.requests import REQUESTS
-from tests.toy_engine import join_in_order
 from tests.toys import backend
 
 

@@ -38,9 +38,9 @@ from specgrammar.runtime.running import Running
 from specgrammar.runtime.trace import Trace
 from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.testing.delayed_device import DelayedDevice, DelayedWork
+from specgrammar.testing.late_drafter import LateDrafter
+from specgrammar.testing.late_target import LateAdapter, LateTarget
 from specgrammar.trees.tree import DraftTree, HostTree
-from tests.overlap.late_drafter import LateDrafter
-from tests.overlap.late_target import LateAdapter, LateTarget
 from tests.overlap.masks_in_flight import run_masks
 from tests.overlap.producers import Choose
 from tests.overlap.schedules import Seeded, run_schedule

@@ -33,7 +33,8 @@ from specgrammar.registry import ALGORITHMS, create
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request
 from specgrammar.spec.sampling import MaskPolicyChoice
-from tests.toys import STOP, VOCABULARY, backend
+from specgrammar.testing.toys import STOP, VOCABULARY
+from tests.toys import backend
 
 SPEC = GrammarSpec.regex("[abc12]*")
 TEXT = (0, 3, 12, 4, 2, 13, 5, 0, 1, 14, 3, 2, 4, 12, 5, 13, 1)

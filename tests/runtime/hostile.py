@@ -33,9 +33,10 @@ from specgrammar.protocols.spec import (
 from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.registry import BACKENDS, create
+from specgrammar.testing.toy_target import ToyTarget
+from specgrammar.testing.toys import GRAMMARS, TEXTS, path_to
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
-from tests.toy_engine import ToyTarget
-from tests.toys import BACKEND_NAMES, GRAMMARS, TEXTS, path_to
+from tests.toys import BACKEND_NAMES
 
 VOCABULARY = Vocabulary((*TEXTS, b"", b"", b""), stop_ids=(16, 18), special_ids=frozenset({16, 17, 18}))
 SIZE = VOCABULARY.vocab_size

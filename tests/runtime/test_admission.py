@@ -14,9 +14,9 @@ from specgrammar.registry import ALGORITHMS, create
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.runtime.waiting import AgreeJoins
+from specgrammar.testing.toy_target import ToyAdapter, join_in_order, toy_engine
+from specgrammar.testing.toys import STOP, VOCABULARY
 from specgrammar_llguidance import LLGuidanceBackend
-from tests.toy_engine import ToyAdapter, join_in_order, toy_engine
-from tests.toys import STOP, VOCABULARY
 
 QUICK = GrammarSpec.regex("(ab)+c")
 SLOW = GrammarSpec.regex("(ab){2,9}c")

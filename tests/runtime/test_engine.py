@@ -20,9 +20,10 @@ from specgrammar.registry import ALGORITHMS, create
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.sampling import SamplingParams
+from specgrammar.testing.toy_target import ToyAdapter, ToyTarget, toy_engine, toy_logits
+from specgrammar.testing.toys import GRAMMARS, STOP, VOCABULARY
 from specgrammar.trees.tree import DraftTree, HostTree
-from tests.toy_engine import ToyAdapter, ToyTarget, toy_engine, toy_logits
-from tests.toys import BACKEND_NAMES, GRAMMARS, STOP, VOCABULARY, backend, legal_ids, matcher
+from tests.toys import BACKEND_NAMES, backend, legal_ids, matcher
 
 ALGORITHM_CONFIGS: tuple[dict[str, Any], ...] = (
     {"algorithm": "none"},

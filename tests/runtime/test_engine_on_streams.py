@@ -19,8 +19,8 @@ from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request
 from specgrammar.testing.delayed_device import DelayedDevice
+from specgrammar.testing.toy_target import ToyAdapter, ToyTarget, join_in_order
 from specgrammar.trees.tree import DraftTree
-from tests.toy_engine import ToyAdapter, ToyTarget, join_in_order
 
 REQUESTS = [
     Request(request_id=str(i), prompt_tokens=(0, 1, 0, 1), grammar=grammar, max_new_tokens=16 + 4 * i)

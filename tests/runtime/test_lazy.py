@@ -24,9 +24,10 @@ from specgrammar.runtime.policy import AutoMasking
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.testing.delayed_device import DelayedDevice
+from specgrammar.testing.toy_target import Ready, ToyAdapter, ToyTarget, toy_engine
+from specgrammar.testing.toys import GRAMMARS, STOP, TEXTS
 from specgrammar.trees.tree import DraftTree
-from tests.toy_engine import Ready, ToyAdapter, ToyTarget, toy_engine
-from tests.toys import BACKEND_NAMES, GRAMMARS, STOP, TEXTS, legal_ids, matcher
+from tests.toys import BACKEND_NAMES, legal_ids, matcher
 
 SAMPLINGS = (
     SamplingParams(),

@@ -26,6 +26,7 @@ from specgrammar.runtime.lazy import LazyMasking
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.sampling import MaskPolicyChoice, SamplingParams
 from specgrammar.testing.delayed_device import DelayedDevice
+from specgrammar.testing.toy_target import ToyAdapter, join_in_order
 from tests.runtime.hostile import (
     BACKEND,
     SIZE,
@@ -37,7 +38,6 @@ from tests.runtime.hostile import (
     Trees,
     World,
 )
-from tests.toy_engine import ToyAdapter, join_in_order
 from tests.toys import BACKEND_NAMES
 
 

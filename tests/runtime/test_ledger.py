@@ -12,7 +12,8 @@ from specgrammar.grammar.stops import StopRules
 from specgrammar.protocols.spec import Commit
 from specgrammar.runtime.ledger import Ledger, RequestResult, StepResult
 from specgrammar.runtime.outcome import Outcome
-from tests.toys import GRAMMARS, STOP, VOCABULARY, legal_ids, matcher
+from specgrammar.testing.toys import GRAMMARS, STOP, VOCABULARY
+from tests.toys import legal_ids, matcher
 
 
 def result(tokens: list[int], request_id: str = "a", has_bonus: bool = True) -> RequestResult:

@@ -12,7 +12,7 @@ from specgrammar.errors import ConfigError
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.sampling import SamplingParams
-from tests.toy_engine import toy_engine
+from specgrammar.testing.toy_target import toy_engine
 
 ENDLESS = GrammarSpec.regex("([abc12]|: |, )*")
 REQUESTS = [

@@ -13,10 +13,10 @@ from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
 from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.testing.toy_target import NUM_COLUMNS, toy_logits
+from specgrammar.testing.toys import VOCABULARY
 from specgrammar.trees.chain import chain_links
 from specgrammar.trees.tree import DraftTree, HostTree
-from tests.toy_engine import NUM_COLUMNS, toy_logits
-from tests.toys import VOCABULARY
 
 NUM_TEXTS = 16
 OUT_OF_MEMORY = "out of memory"

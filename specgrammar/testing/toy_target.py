@@ -16,8 +16,8 @@ from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
+from specgrammar.testing.toys import VOCABULARY, path_to
 from specgrammar.trees.tree import DraftTree
-from tests.toys import VOCABULARY, path_to
 
 NUM_COLUMNS = VOCABULARY.vocab_size + 5  # padded logits columns, which are the likeliest of all
 

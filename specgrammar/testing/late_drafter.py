@@ -8,8 +8,8 @@ import torch
 
 from specgrammar.protocols.spec import DecodeBatch, Drafts
 from specgrammar.protocols.staging import Device
-from tests.overlap.late_target import histories, logits_behind
-from tests.toys import STOP
+from specgrammar.testing.late_target import histories, logits_behind
+from specgrammar.testing.toys import STOP
 
 
 @dataclass

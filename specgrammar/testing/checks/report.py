@@ -1,0 +1,126 @@
+"""Run a list of checks on a plugin and say what came of each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+from unittest import SkipTest
+
+from specgrammar.errors import ConformanceError
+from specgrammar.testing.checks.base import INVARIANTS, Check, Checks, Story, telling
+
+CHECK_TIMEOUT_S = 60.0
+"""How long one check may take: a plugin that hangs is reported, not waited for."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one check found.
+
+    Attributes:
+        protocol: whose contract it is.
+        check: the check's name.
+        invariant: the number of the invariant that it is about.
+        contract: the clause that it checks.
+        verdict: `kept`, `broken`, or `skipped` where it does not apply.
+        reason: what was found, or why it was skipped; empty where the contract was kept.
+        example: the smallest example of what was found, line by line.
+        seconds: how long it took.
+    """
+
+    protocol: str
+    check: str
+    invariant: int
+    contract: str
+    verdict: Literal["kept", "broken", "skipped"]
+    reason: str
+    example: tuple[str, ...]
+    seconds: float
+
+    def text(self) -> str:
+        """For people: a line, and what broke below it."""
+        words = {"kept": "ok", "broken": "BROKEN", "skipped": "skipped"}
+        name = self.check.removeprefix("check_").replace("_", " ")
+        line = f"{words[self.verdict]:7} {self.protocol}: {name} ({self.seconds:.1f} s)"
+        if self.verdict == "kept":
+            return line
+        if self.verdict == "skipped":
+            return f"{line}: {self.reason}"
+        lines = [
+            line,
+            f"  invariant {self.invariant}: {INVARIANTS[self.invariant]}",
+            f"  contract: {self.contract}",
+            f"  found: {self.reason}",
+        ]
+        if self.example:
+            lines += ["  smallest example:", *(f"    {told}" for told in self.example)]
+        return "\n".join(lines)
+
+
+def run_checks(
+    checks: Checks, make: Any, *, timeout_s: float = CHECK_TIMEOUT_S, only: Sequence[str] = (), **given: Any
+) -> Iterator[Outcome]:
+    """Run checks one by one; outcomes come as they are known.
+
+    Args:
+        checks: a protocol's list.
+        make: the factory that the list's checks take.
+        timeout_s: a check that takes longer counts as broken; its thread is left behind.
+        only: names of the checks to run; empty runs all.
+        given: what else the checks take.
+    """
+    for check in checks:
+        if only and check.__name__ not in only:
+            continue
+        begin = time.perf_counter()
+        verdict, reason, example = _within(timeout_s, check, make, given)
+        yield Outcome(
+            checks.protocol,
+            check.__name__,
+            checks.invariants[check.__name__],
+            clause(check),
+            verdict,
+            reason,
+            example,
+            time.perf_counter() - begin,
+        )
+
+
+def clause(check: Check) -> str:
+    """The clause that a check checks: the first paragraph of its docstring, on one line."""
+    return " ".join((check.__doc__ or "").strip().split("\n\n")[0].split())
+
+
+_Found = tuple[Literal["kept", "broken", "skipped"], str, tuple[str, ...]]
+
+
+def _within(timeout_s: float, check: Check, make: Any, given: dict[str, Any]) -> _Found:
+    """What a check finds; raises what is no plugin's fault but the check's."""
+    done: Future[_Found] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(_run(check, make, given))
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=check.__name__, daemon=True).start()
+    try:
+        return done.result(timeout_s)
+    except TimeoutError:
+        return "broken", f"did not come back within {timeout_s:g} s", ()
+
+
+def _run(check: Check, make: Any, given: dict[str, Any]) -> _Found:
+    try:
+        with telling(Story()):
+            check(make, **given)
+    except SkipTest as skipped:
+        return "skipped", str(skipped), ()
+    except ConformanceError as error:
+        return "broken", error.message, error.example
+    return "kept", "", ()
