@@ -18,7 +18,7 @@ class RingSlot:
         self._device = device
         self._num_words = num_words
         self._upload: Event | None = None
-        self.held = False
+        self.held: bool = False
         self.reserve(0)
 
     def reserve(self, num_rows: int) -> None:
@@ -28,8 +28,10 @@ class RingSlot:
         """
         rows, device_rows = self._memory(num_rows, self._num_words)
         owners, device_owners = self._memory(num_rows)
-        self.host_rows, self.device_rows = rows, device_rows
-        self.host_owners, self.device_owners = owners, device_owners
+        self.host_rows: torch.Tensor = rows
+        self.device_rows: torch.Tensor = device_rows
+        self.host_owners: torch.Tensor = owners
+        self.device_owners: torch.Tensor = device_owners
         self.rows: NDArray[np.int32] = rows.numpy()
         self.owners: NDArray[np.int32] = owners.numpy()
 

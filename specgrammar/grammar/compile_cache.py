@@ -49,7 +49,7 @@ class CompileCache:
             max_entries: most entries.
             max_bytes: most bytes; what is larger alone is not kept.
         """
-        self.num_bytes = 0
+        self.num_bytes: int = 0
         self._lock = threading.Lock()
         self._max_entries = max_entries
         self._max_bytes = max_bytes

@@ -30,8 +30,8 @@ class GrammarMask:
 
     def __init__(self, rows: MaskRows, slot: BitmaskSlot, device: Device, vocab_size: int) -> None:
         """Take over a slot that `rows` was filled in."""
-        self.status = rows.status
-        self.num_rows = rows.num_rows
+        self.status: NDArray[np.int8] = rows.status
+        self.num_rows: int = rows.num_rows
         self.vocab_size = vocab_size
         self._device = device
         self._slot: BitmaskSlot | None = slot

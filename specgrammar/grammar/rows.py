@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -56,10 +57,10 @@ class MaskRows:
         """No rows yet, and `num_nodes` nodes that nobody can accept."""
         self.bitmask = bitmask
         self.dense = dense
-        self.statuses = bytearray(num_nodes)  # `PADDING` is 0
-        self.take = self._take_own if dense else self._take_next
+        self.statuses: bytearray = bytearray(num_nodes)  # `PADDING` is 0
+        self.take: Callable[[int], int] = self._take_own if dense else self._take_next
         self._first_row = 0
-        self.words = bitmask.data
+        self.words: memoryview[int] = bitmask.data
         self._bytes = bitmask.reshape(-1).view(np.uint8).data
         self._empty_row = bytes(bitmask.strides[0])
         self._owners: list[int] = []

@@ -33,7 +33,7 @@ class FillWorkers:
         Args:
             max_threads: most threads, the caller's among them; by default one per core that may be used.
         """
-        self.max_threads = max_threads or _num_cores()
+        self.max_threads: int = max_threads or _num_cores()
         self._pool = ThreadPoolExecutor(max(1, self.max_threads - 1), "specgrammar-fill")
         self._handover_s = self._measure_handover()
         self._sizes: dict[int, _Size] = {}

@@ -29,8 +29,10 @@ class Follow:
         for name, node in grammar.rules.items():
             self._join(self._begin[name], self._walk(node, self._end[name]))
         self._spread()
-        self.rules = {name: self._chars(point) for name, point in self._end.items()}
-        self.lexemes = {node: self._chars(point) for node, point in self._behind.items()}
+        self.rules: dict[str, Chars | None] = {name: self._chars(point) for name, point in self._end.items()}
+        self.lexemes: dict[Node, Chars | None] = {
+            node: self._chars(point) for node, point in self._behind.items()
+        }
 
     def _point(self) -> int:
         self._edges.append([])

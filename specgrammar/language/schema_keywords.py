@@ -37,7 +37,7 @@ KEYWORDS_OF_TYPE = {
     ),
 }
 APPLICATORS = words("type enum const anyOf oneOf allOf $ref not if then else $dynamicRef $recursiveRef")
-KNOWN = ANNOTATIONS | APPLICATORS | frozenset().union(*KEYWORDS_OF_TYPE.values())
+KNOWN: frozenset[str] = ANNOTATIONS.union(APPLICATORS, *KEYWORDS_OF_TYPE.values())
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 UNENFORCED = words(

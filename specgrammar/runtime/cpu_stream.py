@@ -73,8 +73,8 @@ class StreamWork(Generic[T]):
         self._label = label
         self._num_threads = torch.get_num_threads()
         self._outcome: Outcome[T] | None = None
-        self.begun = StreamEvent(thread)
-        self.event = StreamEvent(thread)
+        self.begun: StreamEvent = StreamEvent(thread)
+        self.event: StreamEvent = StreamEvent(thread)
 
     def run(self) -> None:
         """Run it; called once, by the stream's thread."""
@@ -115,7 +115,7 @@ class CpuStream:
     is imported; on a machine with few cores they take them from the host.
     """
 
-    torch_device = torch.device("cpu")
+    torch_device: torch.device = torch.device("cpu")
     can_pin = False
     shares_host_memory = True
     runs_aside = True

@@ -37,7 +37,7 @@ class DoneEvent:
 class InlineDevice:
     """The host as its own device: no stream, every operation is done when its call returns."""
 
-    torch_device = torch.device("cpu")
+    torch_device: torch.device = torch.device("cpu")
     can_pin = False
     shares_host_memory = True
     runs_aside = False

@@ -71,7 +71,7 @@ class Engine:
         """
         check_parts(backend, algorithm, adapter.target, config)
         self.config = config
-        self.trace = Trace()
+        self.trace: Trace = Trace()
         adapter.device.on_work = self.trace.device_work
         compiles = CompileService(
             backend,

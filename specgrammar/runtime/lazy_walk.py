@@ -75,7 +75,7 @@ class LazyWalk:
             second: fills rows and brings them to the logits.
         """
         starts = node_starts(tree.cu_nodes)
-        self.num_cut = 0
+        self.num_cut: int = 0
         self._logits, self._status, self._second, self._step = logits, status.tolist(), second, step
         self._roots: list[int] = tree.cu_nodes[:-1].tolist()
         self._tokens = np.where(np.isin(status, (_LIVE, _FREE, _ENDED)), tree.draft_tokens, -1).tolist()

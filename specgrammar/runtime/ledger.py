@@ -79,7 +79,7 @@ class Ledger:
     def __init__(self) -> None:
         """An empty ledger at step 0."""
         self.entries: dict[str, Entry] = {}
-        self.num_stale = 0
+        self.num_stale: int = 0
         self._published: deque[Launched[StepResult]] = deque()
         self._commits: list[Commit] = []
 

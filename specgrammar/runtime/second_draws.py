@@ -24,8 +24,8 @@ class SecondDraws:
 
     def __init__(self, parts: MaskParts, capacity: int, num_nodes: int, logits: torch.Tensor) -> None:
         """Nothing is filled; memory for `capacity` rows is taken when it is."""
-        self.num_rows = 0
-        self.at_once = parts.device.shares_host_memory
+        self.num_rows: int = 0
+        self.at_once: bool = parts.device.shares_host_memory
         self._parts, self._capacity, self._num_nodes, self._logits = parts, capacity, num_nodes, logits
         self._filled: tuple[MaskRows, BitmaskSlot] | None = None
 

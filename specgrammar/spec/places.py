@@ -45,7 +45,7 @@ class NgramPlaces:
 
     def __init__(self, min_match: int, max_match: int) -> None:
         """No logs yet; n-grams have `min_match` to `max_match` tokens."""
-        self.lengths = np.arange(max_match, min_match - 1, -1)
+        self.lengths: NDArray[np.int64] = np.arange(max_match, min_match - 1, -1)
         self._num_used = 0
         self._free: dict[int, list[int]] = {}
         rows = len(self.lengths), _MIN_ARENA

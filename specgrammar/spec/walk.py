@@ -49,19 +49,25 @@ class Walk:
         requests: Sequence[RequestView],
         sampled: SampledProposals | None,
     ) -> None:
-        self.logits, self.status, self.sampled = logits, status, sampled
-        self.token_of_node = tree.draft_tokens
-        self.table = SamplingTable.of([request.sampling for request in requests])
-        self.num_tokens = np.array([request.num_tokens for request in requests], dtype=np.int64)
-        self.roots = tree.cu_nodes[:-1]
+        self.logits: torch.Tensor = logits
+        self.status: NDArray[np.int8] = status
+        self.sampled: SampledProposals | None = sampled
+        self.token_of_node: NDArray[np.int64] = tree.draft_tokens
+        self.table: SamplingTable = SamplingTable.of([request.sampling for request in requests])
+        self.num_tokens: NDArray[np.int64] = np.array(
+            [request.num_tokens for request in requests], dtype=np.int64
+        )
+        self.roots: NDArray[np.int64] = tree.cu_nodes[:-1]
         starts = node_starts(tree.cu_nodes)
-        self.first_child = flat_links(tree.retrieve_next_token, starts)
-        self.next_sibling = flat_links(tree.retrieve_next_sibling, starts)
-        self.may_be_accepted = np.isin(status, (NodeStatus.LIVE, NodeStatus.FREE, NodeStatus.ENDED))
-        self.bonus = np.full(tree.bs, -1, dtype=np.int64)
-        self.path = [np.zeros(tree.bs, dtype=np.int64)]
+        self.first_child: NDArray[np.int64] = flat_links(tree.retrieve_next_token, starts)
+        self.next_sibling: NDArray[np.int64] = flat_links(tree.retrieve_next_sibling, starts)
+        self.may_be_accepted: NDArray[np.bool_] = np.isin(
+            status, (NodeStatus.LIVE, NodeStatus.FREE, NodeStatus.ENDED)
+        )
+        self.bonus: NDArray[np.int64] = np.full(tree.bs, -1, dtype=np.int64)
+        self.path: list[NDArray[np.int64]] = [np.zeros(tree.bs, dtype=np.int64)]
         self.levels: list[Level] = []
-        self.drawn = self.draw_at_once(tree)
+        self.drawn: NDArray[np.int64] | None = self.draw_at_once(tree)
 
     def run(self) -> Self:
         """Walk until every path has ended."""

@@ -28,7 +28,7 @@ class ChainGrowth:
     def __init__(self, ids: Tensor, logprobs: Tensor) -> None:
         """Begin with the root's child: int64 and float32 `[bs, 1]`."""
         self._tokens, self._logprobs = [ids], [logprobs]
-        self.frontier_tokens = ids
+        self.frontier_tokens: Tensor = ids
 
     @property
     def ancestors(self) -> Tensor:

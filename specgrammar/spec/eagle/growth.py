@@ -34,11 +34,12 @@ class Growth:
             ids: int64 `[bs, topk]`, the best tokens behind each root.
             logprobs: float32 `[bs, topk]`, -inf for one that is no draft.
         """
-        bs, self.topk = ids.shape
+        bs, topk = ids.shape
+        self.topk: int = topk
         self._own = torch.eye(self.topk, dtype=torch.bool, device=ids.device).expand(bs, -1, -1)
-        self.frontier = torch.arange(self.topk, device=ids.device).expand(bs, -1)
-        self.above = torch.zeros_like(self.frontier)
-        self.ancestors = self._own
+        self.frontier: Tensor = torch.arange(self.topk, device=ids.device).expand(bs, -1)
+        self.above: Tensor = torch.zeros_like(self.frontier)
+        self.ancestors: Tensor = self._own
         self._tokens = [ids]
         self._parents = [torch.full_like(ids, -1)]
         self._scores = [logprobs]

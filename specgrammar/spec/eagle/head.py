@@ -86,12 +86,12 @@ class EagleHead(nn.Module):
             -torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=embedding.device) / config.head_dim
         )
         self.register_buffer("_frequencies", frequencies.repeat(2), persistent=False)
-        self.layers = nn.ModuleList(HeadLayer(config) for _ in range(config.num_steps))
+        self.layers: nn.ModuleList = nn.ModuleList(HeadLayer(config) for _ in range(config.num_steps))
         if config.layout == "eagle3":
-            self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=config.fusion_bias)
-            self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+            self.fc: nn.Linear = nn.Linear(config.feature_size, config.hidden_size, bias=config.fusion_bias)
+            self.norm: RMSNorm = RMSNorm(config.hidden_size, config.norm_eps)
         if config.feature_norms:
-            self.fc_norm = nn.ModuleList(
+            self.fc_norm: nn.ModuleList = nn.ModuleList(
                 RMSNorm(config.target_hidden_size, config.norm_eps) for _ in config.feature_layers
             )
 

@@ -20,7 +20,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight: nn.Parameter = nn.Parameter(torch.ones(size))
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,10 +37,10 @@ class Attention(nn.Module):
         super().__init__()
         self._head_dim = config.head_dim
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(input_size, queries, bias=config.attention_bias)
-        self.k_proj = nn.Linear(input_size, keys, bias=config.attention_bias)
-        self.v_proj = nn.Linear(input_size, keys, bias=config.attention_bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+        self.q_proj: nn.Linear = nn.Linear(input_size, queries, bias=config.attention_bias)
+        self.k_proj: nn.Linear = nn.Linear(input_size, keys, bias=config.attention_bias)
+        self.v_proj: nn.Linear = nn.Linear(input_size, keys, bias=config.attention_bias)
+        self.o_proj: nn.Linear = nn.Linear(queries, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Attend from `[b, q, input]` to `[b, q, hidden]`; the angles are `[b, 1, q, head_dim]`."""
@@ -62,9 +62,9 @@ class Mlp(nn.Module):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj: nn.Linear = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj: nn.Linear = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj: nn.Linear = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Per position."""
@@ -82,14 +82,14 @@ class HeadLayer(nn.Module):
         super().__init__()
         size = config.hidden_size
         self._is_eagle3 = config.layout == "eagle3"
-        self.self_attn = Attention(config, 2 * size if self._is_eagle3 else size)
-        self.mlp = Mlp(config)
-        self.post_attention_layernorm = RMSNorm(size, config.norm_eps)
+        self.self_attn: Attention = Attention(config, 2 * size if self._is_eagle3 else size)
+        self.mlp: Mlp = Mlp(config)
+        self.post_attention_layernorm: RMSNorm = RMSNorm(size, config.norm_eps)
         if self._is_eagle3:
-            self.input_layernorm = RMSNorm(size, config.norm_eps)
-            self.hidden_norm = RMSNorm(size, config.norm_eps)
+            self.input_layernorm: RMSNorm = RMSNorm(size, config.norm_eps)
+            self.hidden_norm: RMSNorm = RMSNorm(size, config.norm_eps)
         else:
-            self.fc = nn.Linear(2 * size, size, bias=config.fusion_bias)
+            self.fc: nn.Linear = nn.Linear(2 * size, size, bias=config.fusion_bias)
 
     def read(self, embedding: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What attention reads of a position, and what its result is added to."""
