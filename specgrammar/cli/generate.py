@@ -6,17 +6,15 @@ import argparse
 import dataclasses
 import sys
 import time
-import tomllib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from specgrammar.checks import show
 from specgrammar.cli.flags import add_flags
+from specgrammar.cli.options import parse_options
 from specgrammar.cli.prompts import Prompt, prompts_from
 from specgrammar.cli.recording import check_trace_path, recording
 from specgrammar.cli.report import print_output, print_summary
 from specgrammar.config import Config
-from specgrammar.errors import ConfigError
 from specgrammar.grammar.stops import StopRules
 from specgrammar.registry import ADAPTERS, find
 from specgrammar.spec.sampling import SamplingParams
@@ -83,29 +81,13 @@ def config_from(arguments: argparse.Namespace) -> Config:
     }
     # Options belong to the plugin that they were written for.
     same_backend, same_algorithm = values["backend"] == base.backend, values["algorithm"] == base.algorithm
-    values["backend_options"] = (dict(base.backend_options) if same_backend else {}) | _options(
+    values["backend_options"] = (dict(base.backend_options) if same_backend else {}) | parse_options(
         arguments.backend_option
     )
-    values["algorithm_options"] = (dict(base.algorithm_options) if same_algorithm else {}) | _options(
+    values["algorithm_options"] = (dict(base.algorithm_options) if same_algorithm else {}) | parse_options(
         arguments.algorithm_option
     )
     return dataclasses.replace(base, **values)
-
-
-def _options(pairs: Iterable[str]) -> dict[str, Any]:
-    """`KEY=VALUE` with TOML values; what is not TOML is a string."""
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise ConfigError(f"option {show(pair)}: expected KEY=VALUE")
-        try:
-            options[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[key] = value
-        except (ValueError, RecursionError) as error:  # a number of 5,000 digits, 1,000 brackets
-            raise ConfigError(f"option {show(pair)}: {error}") from error
-    return options
 
 
 def _request(
