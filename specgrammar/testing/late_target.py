@@ -9,10 +9,11 @@ from functools import cache
 import numpy as np
 import torch
 
+from specgrammar.errors import ModelError
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
 from specgrammar.protocols.staging import Device, Launched
-from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.protocols.target import AcceptedPaths, SharedTensors
 from specgrammar.testing.toy_target import NUM_COLUMNS, toy_logits
 from specgrammar.testing.toys import VOCABULARY
 from specgrammar.trees.chain import chain_links
@@ -20,6 +21,12 @@ from specgrammar.trees.tree import DraftTree, HostTree
 
 NUM_TEXTS = 16
 OUT_OF_MEMORY = "out of memory"
+HIDDEN_SIZE = 16
+NUM_LAYERS = 3
+
+_EMBEDDING, _OUTPUT = torch.randn(
+    2, VOCABULARY.vocab_size, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1)
+)
 
 
 @cache
@@ -39,6 +46,8 @@ class LateTarget:
     A forward reads the tree that the device has: root and drafts are what it finds there when it runs, and a
     tree of another history gives other logits. Then it works in the memory of the device's tree, as captured
     graphs do, so that a copy which is issued behind it finds other tokens.
+
+    It has features for a draft head (`SupportsFeatures`): a layer's are a function of the cached token.
     """
 
     device: Device
@@ -50,6 +59,8 @@ class LateTarget:
     works: list[Launched[None]] = field(default_factory=list)
     is_full: Callable[[], bool] = lambda: False
     _verified: HostTree | None = None
+    _layers: tuple[int, ...] = ()
+    _num_taken: dict[str, int] = field(default_factory=dict)
 
     def add(self, request_id: str, tokens: Sequence[int]) -> None:
         """Cache all tokens but the last; fails where `is_full` says so."""
@@ -107,8 +118,29 @@ class LateTarget:
 
         def forget() -> None:
             self.cache.pop(request_id, None)
+            self._num_taken.pop(request_id, None)
 
         self.works.append(self.device.launch(forget, "remove"))
+
+    @property
+    def shared(self) -> SharedTensors:
+        """Random ones, always the same."""
+        return SharedTensors(_EMBEDDING, _OUTPUT, NUM_LAYERS)
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """Keep features of these layers; see `SupportsFeatures`."""
+        if self._layers:
+            raise ModelError("the toy target's features are read by another draft head already")
+        if not layers or not all(-1 <= layer < NUM_LAYERS for layer in layers):
+            raise ModelError(f"the toy target has the layers 0 to {NUM_LAYERS - 1}, and -1; not {list(layers)}")
+        self._layers = tuple(layers)
+
+    def take_features(self, request_id: str) -> torch.Tensor:
+        """For work on the stream: the features of what was cached since the last call."""
+        cached = self.cache.get(request_id, [])
+        fresh = torch.tensor(cached[self._num_taken.get(request_id, 0) :], dtype=torch.int64)
+        self._num_taken[request_id] = len(cached)
+        return torch.cat([_EMBEDDING[fresh] * (2.0 + layer) for layer in self._layers], dim=-1)
 
 
 def histories(batch: DecodeBatch) -> Callable[[], list[list[int]]]:

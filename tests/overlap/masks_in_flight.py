@@ -18,9 +18,9 @@ from specgrammar.grammar.build import build_grammar_mask
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import Resolved
 from specgrammar.testing.delayed_device import DelayedDevice
+from specgrammar.testing.schedules import Choose
 from specgrammar.testing.toys import GRAMMARS, VOCABULARY
 from specgrammar.trees.tree import HostTree
-from tests.overlap.producers import Choose
 from tests.toys import backend, compiled, legal_ids, matcher
 
 _BACKEND = "xgrammar"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,11 +22,9 @@ from specgrammar.protocols.spec import (
 )
 from specgrammar.protocols.staging import Device
 from specgrammar.testing.late_target import histories, logits_behind
+from specgrammar.testing.schedules import Choose
 from specgrammar.testing.toys import STOP
 from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
-
-Choose = Callable[[int], int]
-"""A number in [0, n); who makes the schedule decides which."""
 
 _PARENTS = (-1, 0, 0, 1, 3)
 """Every tree: what is likely behind the root and one more child; the likely one goes on twice."""

@@ -1,21 +1,15 @@
-"""Schedules: what users and a stream do to an engine, and what has to come out whatever they do.
+"""Schedules over everything that is installed, with drafts that are late, and what is left of them inside.
 
-`run_schedule` plays one, drawn number by number from a `Choose`. Requests are added at any step, under ids that
-others had before, refused by a cache that is full, aborted, preempted and resumed; forwards, copies and drafts
-run late; some drafts are of a step before. Every request's output must be that of the request alone on a device
-where all is done at once.
+`run_schedule` plays one; see `specgrammar.testing.schedules`. Beside the outputs it looks at what only this
+library's own tests know: books, slots, caches, grammars.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import count
-from random import Random
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import get_args
-
-import numpy as np
 
 from specgrammar.config import Config
 from specgrammar.grammar.bitmask import BitmaskRing
@@ -31,32 +25,15 @@ from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.spec.none import NoSpeculation
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.late_drafter import LateDrafter
-from specgrammar.testing.late_target import OUT_OF_MEMORY, LateAdapter, LateTarget
+from specgrammar.testing.late_target import LateAdapter, LateTarget
+from specgrammar.testing.requests import REQUESTS
+from specgrammar.testing.schedules import Choose, Schedule, delays
 from specgrammar.testing.toy_target import ToyAdapter, join_in_order
-from tests.overlap.producers import Choose, DeviceDrafts, LateProducer, SometimesLate
-from tests.overlap.requests import REQUESTS
+from tests.overlap.producers import DeviceDrafts, LateProducer, SometimesLate
 from tests.toys import BACKEND_NAMES, backend
 
 ALGORITHMS = ("none", "ngram", "chain", "model", "device")
 POLICIES = ("eager", "lazy", "auto")
-_MOST_REQUESTS = 5
-
-
-class Seeded:
-    """Numbers that a seed decides, and which they were.
-
-    Attributes:
-        chosen: all of them: the schedule.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.chosen: list[int] = []
-        self._random = Random(seed)
-
-    def __call__(self, n: int) -> int:
-        """A number in [0, n)."""
-        self.chosen.append(self._random.randrange(n))
-        return self.chosen[-1]
 
 
 @cache
@@ -69,107 +46,27 @@ def alone(name: str, number: int) -> RequestOutput:
 
 
 @dataclass
-class Play:
-    """One engine and what was done to it.
+class Play(Schedule):
+    """A schedule over a `LateTarget`, whose parts are looked at in the end.
 
     Attributes:
-        engine: over a `LateTarget` on `device`.
-        numbers: of the pool, of each request in the order in which they were added.
-        in_flight: the request that has an id now; ids are used again as soon as they are free.
-        aborted: requests.
-        outputs: by request.
         entries: the books of every request that was seen running.
-        counts: how often what was done.
     """
 
-    engine: Engine
-    target: LateTarget
-    device: DelayedDevice
-    backend: str
-    choose: Choose
-    numbers: list[int] = field(default_factory=list)
-    in_flight: dict[str, int] = field(default_factory=dict)
-    aborted: set[int] = field(default_factory=set)
-    outputs: dict[int, RequestOutput] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
 
-    def run(self) -> None:
-        """Do things until all is done."""
-        num_requests = 1 + self.choose(_MOST_REQUESTS)
-        for _ in range(1 + self.choose(num_requests)):
-            self._add()
-        while self.engine.has_work or self.engine._preempted or len(self.numbers) < num_requests:
-            operation = self.choose(14)
-            away = sorted(set(self.engine._preempted) - set(self.engine._resuming))
-            if len(self.numbers) < num_requests and (operation < 2 or not self.engine.has_work):
-                self._add()
-            elif away and (operation in (2, 3) or not self.engine.has_work):
-                self.engine.resume(self._one_of(away))
-                self.counts["resumed"] += 1
-            elif operation == 4 and self.engine._running:
-                self._preempt(self._one_of(sorted(self.engine._running)))
-            elif operation == 5 and self.choose(2):
-                self._abort(self._one_of([*sorted(self.in_flight), "nobody"]))
-            else:
-                self._step()
-
-    def _one_of(self, ids: list[str]) -> str:
-        return ids[self.choose(len(ids))]
-
-    def _add(self) -> None:
-        request_id = next(name for name in map(str, count()) if name not in self.in_flight)
-        self.in_flight[request_id] = len(self.numbers)
-        self.numbers.append(self.choose(len(REQUESTS)))
-        self.engine.add(replace(REQUESTS[self.numbers[-1]], request_id=request_id))
-
-    def _preempt(self, request_id: str) -> None:
-        self.engine.preempt(request_id)
-        self.counts["preempted"] += request_id in self.engine._preempted
-
-    def _abort(self, request_id: str) -> None:
-        self.counts["aborted while away"] += request_id in self.engine._preempted
-        self.engine.abort(request_id)
-        if request_id in self.in_flight:
-            self.counts["aborted"] += 1
-            self.aborted.add(self.in_flight[request_id])
-
-    def _step(self) -> None:
-        before = set(self.engine._running)
-        for output in self.engine.step():
-            assert output.request_id in self.in_flight, "a request ended twice"
-            self.outputs[self.in_flight.pop(output.request_id)] = output
+    def step(self) -> None:
+        """Let the engine take a step."""
+        super().step()
         for request_id, entry in self.engine._parts.ledger.entries.items():
             self.entries[self.in_flight[request_id]] = entry
-        joined = set(self.engine._running) - before
-        self.counts["steps"] += 1
-        self.counts["mixed"] += bool(joined and before & set(self.engine._running))
-        self.counts["together"] += len(self.engine._running) > 1
 
-    def check_outputs(self) -> None:
-        """Every request came out once, with what it comes to alone; one that was cut short with a beginning."""
-        assert len(self.outputs) == len(self.numbers), "a request is missing"
-        for request, output in self.outputs.items():
-            expected = alone(self.backend, self.numbers[request])
-            is_refused = OUT_OF_MEMORY in (output.error or "")
-            if output.finish_reason == "abort" or is_refused:
-                assert is_refused or request in self.aborted, "ended as aborted, which it was not"
-                self.counts["refused"] += is_refused
-                num_tokens = len(output.token_ids)
-                assert output.token_ids == expected.token_ids[:num_tokens], "not a beginning of its tokens"
-                continue
-            found, alike = _told(output), _told(expected)
-            assert found == alike, f"another output than alone: {found} instead of {alike}"
-            assert (output.logprobs is None) == (expected.logprobs is None)
-            if output.logprobs is not None and expected.logprobs is not None:
-                np.testing.assert_allclose(output.logprobs, expected.logprobs, rtol=1e-4)
-
-    def check_nothing_is_left(self) -> None:
+    def check_nothing_is_left(self, device: DelayedDevice, target: LateTarget) -> None:
         """No cache, no books, no slot, no work, and no grammar that is not where its history is."""
-        self.device.run_all()
-        for work in self.target.works:
+        device.run_all()
+        for work in target.works:
             work.value()
-        assert not self.target.cache, "requests are left in the target's cache"
+        assert not target.cache, "requests are left in the target's cache"
         ledger = self.engine._parts.ledger
         assert not [*ledger.entries, *ledger._published], "requests are left in the ledger"
         ring = mask_parts_of(self.engine).allocator
@@ -185,31 +82,12 @@ class Play:
                 assert session._num_advanced == len(session.output), "the grammar is behind the history"
 
 
-def _told(output: RequestOutput) -> tuple[object, ...]:
-    """All but the error's words: a dead end behind accepted drafts is told in others than one at a root."""
-    return output.token_ids, output.text, output.finish_reason, output.grammar_engaged
-
-
 def mask_parts_of(engine: Engine) -> MaskParts:
     """What the engine masks with."""
     masking = engine._parts.masking
     one = masking._policies["eager"] if isinstance(masking, AutoMasking) else masking
     assert isinstance(one, EagerMasking | LazyMasking)
     return one.parts
-
-
-def delays(choose: Choose) -> DelayedDevice:
-    """A stream that runs nothing before somebody waits, everything at once, now and then, or as it comes."""
-    kind, shares_host_memory = choose(5), bool(choose(2))
-    if kind == 0:
-        return DelayedDevice(shares_host_memory=shares_host_memory)
-    if kind == 1:
-        return DelayedDevice(lambda num_pending: num_pending, shares_host_memory=shares_host_memory)
-    seldom = 4 if kind == 2 else 1
-    return DelayedDevice(
-        lambda num_pending: choose(num_pending + 1) if not choose(seldom) else 0,
-        shares_host_memory=shares_host_memory,
-    )
 
 
 def algorithm_of(name: str, device: DelayedDevice, choose: Choose) -> SpecAlgorithm:
@@ -248,10 +126,10 @@ def run_schedule(choose: Choose, algorithm: str | None = None, policy: str | Non
     )
     if (workers := mask_parts_of(engine).workers) is not None:  # as many as the schedule says, not the clock
         workers.__dict__["num_threads"] = lambda _: 1 + choose(2)
-    play = Play(engine, target, device, name, choose)
+    play = Play(engine, REQUESTS, partial(alone, name), choose)
     play.run()
     play.check_outputs()
-    play.check_nothing_is_left()
+    play.check_nothing_is_left(device, target)
     producer = engine.producer
     assert isinstance(producer, LateProducer)
     play.counts["late drafts"] = producer.num_late

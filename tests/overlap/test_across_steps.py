@@ -25,10 +25,10 @@ from specgrammar.spec.none import NoSpeculation
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.late_drafter import LateDrafter
 from specgrammar.testing.late_target import LateAdapter, LateTarget
+from specgrammar.testing.requests import REQUESTS
 from specgrammar.testing.toy_target import join_in_order
 from specgrammar.trees.tree import DraftTree, HostTree
 from tests.overlap.producers import DeviceDrafts
-from tests.overlap.requests import REQUESTS
 from tests.overlap.schedules import alone
 from tests.toys import backend
 

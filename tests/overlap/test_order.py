@@ -9,9 +9,9 @@ from specgrammar.grammar.mask import GrammarMask
 from specgrammar.runtime.engine import Engine
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.late_target import LateAdapter, LateTarget
+from specgrammar.testing.requests import REQUESTS
 from specgrammar.testing.toy_target import join_in_order
 from tests.overlap.producers import DeviceDrafts
-from tests.overlap.requests import REQUESTS
 from tests.toys import backend
 
 

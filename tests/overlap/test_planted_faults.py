@@ -40,10 +40,10 @@ from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.testing.delayed_device import DelayedDevice, DelayedWork
 from specgrammar.testing.late_drafter import LateDrafter
 from specgrammar.testing.late_target import LateAdapter, LateTarget
+from specgrammar.testing.schedules import Choose, Seeded
 from specgrammar.trees.tree import DraftTree, HostTree
 from tests.overlap.masks_in_flight import run_masks
-from tests.overlap.producers import Choose
-from tests.overlap.schedules import Seeded, run_schedule
+from tests.overlap.schedules import run_schedule
 from tests.toys import backend
 
 Play = Callable[[Choose], object]

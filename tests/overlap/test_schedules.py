@@ -7,7 +7,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.overlap.schedules import ALGORITHMS, POLICIES, Seeded, run_schedule
+from specgrammar.testing.schedules import Seeded
+from tests.overlap.schedules import ALGORITHMS, POLICIES, run_schedule
 from tests.toys import BACKEND_NAMES
 
 NUM_SCHEDULES = 2_000
