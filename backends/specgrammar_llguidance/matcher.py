@@ -157,6 +157,16 @@ class LLGuidanceMatcher:
 
         return WalkCalls(accept, fill, rollback)
 
+    def forced_text(self) -> bytes:
+        """See `SupportsForcedTokens`; a copy is asked, since llguidance moves its parser over what it finds."""
+        if self._finished or self._native.is_accepting():
+            return b""
+        asked = self._native.deep_copy()
+        text = asked.compute_ff_bytes()
+        if asked.is_error():
+            raise MatcherError(f"llguidance: {one_line(asked.get_error())}")
+        return text
+
     def _compute_mask(self, address: int) -> str:
         """Write the row of this place; the cause where that failed, the stop tokens being written as legal."""
         filler = self._native.deep_copy() if self._by_copies else self._native

@@ -45,6 +45,7 @@ class XGrammarMatcher:
         self._is_terminated = handle.is_terminated
         self._native_rollback = handle.rollback
         self._traverse = handle.traverse_draft_tree
+        self._find_forced = handle.find_jump_forward_string
 
     @property
     def finished(self) -> bool:
@@ -133,6 +134,18 @@ class XGrammarMatcher:
             )
         except RuntimeError as error:
             raise MatcherError(f"xgrammar: {one_line(error)}") from error
+
+    def forced_text(self) -> bytes:
+        """See `SupportsForcedTokens`; xgrammar calls it a jump-forward string."""
+        if self._finished:
+            return b""
+        try:
+            text: str = self._find_forced()
+        except UnicodeDecodeError as error:  # it ends inside a character; the library makes text of it
+            return error.object
+        except RuntimeError as error:
+            raise MatcherError(f"xgrammar: {one_line(error)}") from error
+        return text.encode()
 
     def fork(self) -> XGrammarMatcher:
         """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""

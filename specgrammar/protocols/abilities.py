@@ -73,6 +73,22 @@ class SupportsTreeFill(Protocol):
 
 
 @runtime_checkable
+class SupportsForcedTokens(Protocol):
+    """An ability of a matcher: it knows where the grammar leaves no choice.
+
+    It is asked for text, since forced text has several tokenisations; `grammar.forced` spells it.
+    """
+
+    def forced_text(self) -> bytes:
+        """The longest text that everything has to go on with which the grammar allows here.
+
+        Empty where there is a choice, where the grammar may end, and behind a stop token. It may end inside a
+        character. The state is left as found. Raises MatcherError where the backend failed.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsTrial(Protocol):
     """An ability of a backend whose native compiler may hang: grammars are tried in another process first.
 

@@ -73,6 +73,14 @@ class DraftGrammar(Protocol):
         """
         ...
 
+    def validate(self, drafts: Sequence[int]) -> int:
+        """How many tokens of a chain of drafts behind the last committed token are legal, a stop token included."""
+        ...
+
+    def forced_text(self, drafts: Sequence[int] = ()) -> bytes:
+        """The longest text that has to follow a chain of drafts; empty where there is a choice."""
+        ...
+
 
 @dataclass(frozen=True)
 class RequestView:
