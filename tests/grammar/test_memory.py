@@ -1,6 +1,7 @@
 """Invariant 8: host memory is not read before its copy is done, nor reused before its upload is done.
 
-The device runs nothing by itself (`DelayedDevice`): what is read or reused too early comes out wrong.
+The device runs nothing by itself (`DelayedDevice`): what is read or reused too early comes out wrong. Allocators
+and staging strategies by themselves are the kit's; here are the masks that use them, and an engine.
 """
 
 from __future__ import annotations
@@ -17,18 +18,13 @@ from specgrammar.config import Config
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.rows import MaskRows
-from specgrammar.grammar.staging import from_chain, from_device
 from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
-from specgrammar.protocols.staging import StagedTree
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request
 from specgrammar.testing.delayed_device import DelayedDevice
-from specgrammar.testing.strategies import trees
 from specgrammar.testing.toy_target import ToyAdapter
-from specgrammar.trees.tree import DeviceTree, DraftTree, HostTree
 
-FIELDS = ("draft_tokens", "retrieve_next_token", "retrieve_next_sibling")
 VOCAB_SIZE = 64
 NUM_WORDS = VOCAB_SIZE // 32
 
@@ -138,66 +134,6 @@ def test_a_mask_keeps_its_device_memory_until_it_is_applied() -> None:
     logits = torch.zeros(3, VOCAB_SIZE)
     first.mask.apply(logits)
     assert torch.equal(logits.isfinite(), first.legal)
-
-
-# -- staging -----------------------------------------------------------------------------------------------
-
-
-class Drafts:
-    """A producer's persistent device buffers: every step's kernel writes the next tree into the same memory."""
-
-    def __init__(self, device: DelayedDevice, capacity: int) -> None:
-        """Buffers for trees of up to `capacity` nodes."""
-        self._device = device
-        self._buffers = {name: torch.full((capacity,), -7) for name in FIELDS}
-
-    def draft(self, tree: HostTree) -> DraftTree:
-        """Enqueue the kernel that writes a tree; its buffers hold the one before until that has run."""
-        parts = {name: self._buffers[name][: len(tree.draft_tokens)] for name in FIELDS}
-
-        def kernel() -> None:
-            for name, part in parts.items():
-                part.copy_(torch.from_numpy(getattr(tree, name).copy()))
-
-        self._device.launch(kernel)
-        return DraftTree(0, tree.cu_nodes, device=DeviceTree(**parts))
-
-
-def check_staged(staged: StagedTree, tree: HostTree) -> None:
-    resolved = staged.resolve()
-    for name in ("cu_nodes", *FIELDS):
-        assert getattr(resolved, name).tolist() == getattr(tree, name).tolist(), name
-    assert staged.resolve() is resolved
-
-
-def test_invariant_8_a_staged_tree_is_not_read_before_its_copy_is_done() -> None:
-    tree = HostTree.from_chains([[3, 1, 4], [1, 5]])
-    for strategy, num_copies in ((from_device, 3), (from_chain, 1)):
-        device = DelayedDevice()
-        draft = Drafts(device, 5).draft(tree)
-        staged = strategy(device).stage(draft)
-        assert device.num_pending == 1 + num_copies  # nothing ran: staging only enqueues
-        check_staged(staged, tree)
-
-
-@given(st.lists(st.tuples(trees(), st.integers(0, 5)), max_size=6), st.data())
-def test_invariant_8_staged_trees_on_any_schedule(
-    steps: Sequence[tuple[HostTree, int]], data: st.DataObject
-) -> None:
-    """Drafts overwrite each other's buffers, the stream moves on by drawn parts, trees resolve in any order."""
-    device = DelayedDevice()
-    drafts, strategy = Drafts(device, 48), from_device(device)
-    waiting: list[tuple[StagedTree, HostTree]] = []
-    resolved: list[tuple[StagedTree, HostTree]] = []
-    for tree, num_pieces in steps:
-        waiting.append((strategy.stage(drafts.draft(tree)), tree))
-        device.run(num_pieces)
-        for _ in range(data.draw(st.integers(0, len(waiting)))):
-            resolved.append(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))))
-            check_staged(*resolved[-1])
-    device.run_all()
-    for staged, tree in (*waiting, *resolved):  # what was resolved early has not changed since
-        check_staged(staged, tree)
 
 
 # -- all of it ---------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def check_uploads_arrive_as_written(make: MakeAllocator) -> None:
             slot.release(device.record())
             story.tell(f"step {step}: upload its {num_rows} rows, and release the slot behind that")
 
-        for step in range(draw(st.integers(1, 6))):
+        for step in range(draw(st.integers(1, 4))):
             num_rows = draw(st.sampled_from([2, 1, 5, 40]))
             while True:
                 try:
