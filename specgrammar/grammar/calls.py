@@ -34,11 +34,3 @@ def _checked_calls(matcher: GrammarMatcher, bitmask: NDArray[np.int32]) -> WalkC
             matcher.fill_bitmask(bitmask, row)
 
     return WalkCalls(accept, fill, matcher.rollback)
-
-
-def _no_grammar(_: int) -> None:
-    raise AssertionError("a walk without a grammar asked for it")
-
-
-NO_CALLS = WalkCalls(_no_grammar, _no_grammar, _no_grammar)
-"""For requests without a grammar."""

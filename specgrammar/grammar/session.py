@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, InvalidTokenError, RequestError
-from specgrammar.grammar.calls import NO_CALLS
 from specgrammar.grammar.cursor import Cursor
 from specgrammar.grammar.dense import fill_dense
 from specgrammar.grammar.filling import as_request_error
-from specgrammar.grammar.gate import Gate
+from specgrammar.grammar.gate_checks import checked_gate
 from specgrammar.grammar.native_walk import walk_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.stops import FinishReason, StopRules
 from specgrammar.grammar.walk import ENDED, LIVE, Ends, nothing_legal, walk_engaged, walk_free
+from specgrammar.protocols.gate import GrammarGate
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 from specgrammar.trees.tree import HostTree
 
@@ -42,19 +42,22 @@ class GrammarSession:
         vocabulary: Vocabulary,
         matcher: GrammarMatcher | None = None,
         *,
-        gate: Gate | None = None,
+        gate: GrammarGate | None = None,
         stops: StopRules | None = None,
+        prompt_tokens: Sequence[int] = (),
     ) -> None:
         """Start a request.
 
         Args:
             vocabulary: the target's; ids outside of it never reach the matcher.
             matcher: at the start of its grammar; None for an unconstrained request.
-            gate: the grammar begins behind its marker; None begins at once.
+            gate: the grammar begins where it opens; None begins at once.
             stops: where the request ends; by default at the vocabulary's stop tokens.
+            prompt_tokens: shown to the gate, to which alone they matter.
 
         Raises:
-            ConfigError: the gate's marker can never be read: it holds a stop id, or no id of the vocabulary.
+            ConfigError: the gate cannot open this grammar (see `gate_checks.checked_gate`).
+            RequestError: the gate failed.
         """
         self.vocabulary = vocabulary
         self.stops = stops if stops is not None else StopRules(frozenset(vocabulary.stop_ids))
@@ -65,17 +68,19 @@ class GrammarSession:
             raise ConfigError(
                 f"a session needs a matcher, not a {type(matcher).__name__}; pass backend.matcher(compiled)"
             )
-        if gate is not None:
-            _check_marker(gate, vocabulary, self.stops)
-        self.cursor = None if matcher is None else Cursor(matcher, gate, vocabulary)
+        self.cursor: Cursor | None = None
+        if matcher is not None:
+            trusted = None if gate is None else checked_gate(gate, matcher, vocabulary, self.stops)
+            self.cursor = Cursor(matcher, trusted, vocabulary, prompt_tokens)
+        self._engaged = self.cursor is not None and self.cursor.engaged
         self._ends = Ends.of(vocabulary)
         self._num_advanced = 0
         self._ahead: list[int] = []
 
     @property
     def engaged(self) -> bool:
-        """Whether a grammar restricts the next token: there is one, and its gate is open."""
-        return self.cursor is not None and self.cursor.engaged
+        """Whether a grammar restricts what follows the output: there is one, and the output opened its gate."""
+        return self._engaged
 
     @property
     def text(self) -> str:
@@ -104,6 +109,24 @@ class GrammarSession:
                 self.cursor.undo(self.cursor.num_steps - before)
         return 0
 
+    def forced_text(self, drafts: Sequence[int] = ()) -> bytes:
+        """The longest text that has to follow a chain of drafts; `grammar.forced` spells it.
+
+        Empty where the grammar has a choice or may end, where a draft is illegal or ends the request, where no
+        grammar restricts what comes, and for a backend without `SupportsForcedTokens`. A backend that raises
+        ends the request with its reason.
+        """
+        if self.finish is not None or self.cursor is None:
+            return b""
+        with self._failing_alone():
+            before = self.cursor.num_steps
+            try:
+                if self.cursor.step_all(drafts) == len(drafts):
+                    return self.cursor.forced_text()
+            finally:
+                self.cursor.undo(self.cursor.num_steps - before)
+        return b""
+
     def fill(self, tree: HostTree, bitmask: NDArray[np.int32]) -> NDArray[np.int8]:
         """Fill the rows of this request's draft tree; `fill_dense` does it for a batch, and says more.
 
@@ -131,9 +154,9 @@ class GrammarSession:
             return
         cursor, ends = self.cursor, self._ends
         if cursor is None:
-            walk_free(None, 0, NO_CALLS, nodes, rows, ends)
+            walk_free(None, nodes, rows, ends)
         elif not cursor.engaged:
-            walk_free(cursor.gate, cursor.gate_state, cursor.walk_calls(rows.bitmask), nodes, rows, ends)
+            walk_free(cursor, nodes, rows, ends)
         elif cursor.tree_filler is not None and max(nodes.tokens) < ends.vocab_size:
             walk_natively(cursor.tree_filler, nodes, rows, ends)
         else:
@@ -231,6 +254,7 @@ class GrammarSession:
             self.cursor.settle()
             if num_there < len(tokens):
                 raise refuses(tokens[num_there], self._num_advanced - len(tokens) + num_there)
+        self._engaged = self.cursor.engaged
 
     def commit(self, tokens: Sequence[int]) -> int:
         """`keep` and `advance`: history and grammar move together; returns how many tokens were kept.
@@ -258,16 +282,6 @@ class GrammarSession:
             yield
         except Exception as error:
             self.fail(as_request_error(error))
-
-
-def _check_marker(gate: Gate, vocabulary: Vocabulary, stops: StopRules) -> None:
-    ends = stops.stop_ids | set(vocabulary.stop_ids)
-    for token in gate.marker:
-        if token >= vocabulary.vocab_size or token in ends:
-            what = "a stop token" if token in ends else f"outside the vocabulary [0, {vocabulary.vocab_size})"
-            raise ConfigError(
-                f"the grammar would never begin: token id {token} of its marker {list(gate.marker)} is {what}"
-            )
 
 
 def _out_of_range(token: int, vocabulary: Vocabulary, position: int) -> InvalidTokenError:

@@ -10,9 +10,10 @@ are not written at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from specgrammar.errors import DeadEndError
-from specgrammar.grammar.gate import Gate
+from specgrammar.grammar.cursor import Cursor
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.protocols.abilities import WalkCalls
 from specgrammar.protocols.grammar import NodeStatus, Vocabulary
@@ -100,20 +101,11 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
             rollback(len(path) + num_ahead)
 
 
-def walk_free(
-    gate: Gate | None,
-    gate_state: int,
-    calls: WalkCalls,
-    nodes: RequestNodes,
-    rows: MaskRows,
-    ends: Ends,
-) -> None:
+def walk_free(cursor: Cursor | None, nodes: RequestNodes, rows: MaskRows, ends: Ends) -> None:
     """Visit the nodes of a request that no grammar restricts yet; behind a node that opens the gate one does.
 
     Args:
-        gate: opens the grammar; None where there is none.
-        gate_state: the gate's state behind the root's token.
-        calls: the grammar at its start, which only a gate leads to.
+        cursor: behind the root's token, before its gate; left as it was. None where there is no grammar.
         nodes: a valid tree.
         rows: receives owners and statuses.
         ends: ids outside the vocabulary are illegal, stop ids end a path.
@@ -121,7 +113,8 @@ def walk_free(
     first, tokens, next_token, next_sibling, _ = nodes
     status = rows.statuses
     status[first] = FREE
-    pending = [(next_token[0], gate_state)]
+    gate = None if cursor is None else cursor.gate
+    pending: list[tuple[int, Any]] = [(next_token[0], None if cursor is None else cursor.gate_state)]
     while pending:
         child, state = pending.pop()
         while child >= 0:
@@ -129,9 +122,10 @@ def walk_free(
             if token in ends.stop_ids:
                 status[first + child] = ENDED
             elif 0 <= token < ends.vocab_size:
-                behind = gate.step(state, token) if gate is not None else state
-                if gate is not None and behind == gate.open_state:
-                    walk_engaged(calls, nodes, child, rows, ends)
+                behind: Any = gate.step(state, token) if gate is not None else None
+                if cursor is not None and gate is not None and gate.is_open(behind):
+                    with cursor.begun(behind):
+                        walk_engaged(cursor.walk_calls(rows.bitmask), nodes, child, rows, ends)
                 else:
                     status[first + child] = FREE
                     pending.append((next_token[child], behind))

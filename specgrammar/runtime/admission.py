@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specgrammar.errors import InvalidTokenError, RequestError
+from specgrammar.checks import show
+from specgrammar.errors import ConfigError, InvalidTokenError, RequestError
 from specgrammar.grammar.compile_service import Ticket
 from specgrammar.grammar.filling import as_request_error
-from specgrammar.grammar.gate import Gate
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
 from specgrammar.protocols.grammar import GrammarBackend, GrammarMatcher, Vocabulary
@@ -22,11 +22,13 @@ class Admission:
         vocabulary: the target's.
         backend: makes matchers.
         max_length: most tokens of a request that the target can place; None for no limit.
+        deepest_undo: most tokens that a step takes back.
     """
 
     vocabulary: Vocabulary
     backend: GrammarBackend
     max_length: int | None
+    deepest_undo: int
 
     def session(self, request: Request, ticket: Ticket | None) -> tuple[GrammarSession, tuple[str, ...]]:
         """The session of a request, and the schema keywords that it does not enforce.
@@ -39,17 +41,36 @@ class Admission:
         """
         self._check_prompt(request)
         matcher, weakened = self._matcher(ticket)
-        session = GrammarSession(
-            self.vocabulary,
-            matcher,
-            gate=Gate(request.grammar_start) if request.grammar_start else None,
-            stops=StopRules(
-                frozenset((*self.vocabulary.stop_ids, *request.stop_token_ids)),
-                request.stop_strings,
-                self._max_new_tokens(request),
-            ),
+        stops = StopRules(
+            frozenset((*self.vocabulary.stop_ids, *request.stop_token_ids)),
+            request.stop_strings,
+            self._max_new_tokens(request),
         )
+        try:
+            session = GrammarSession(
+                self.vocabulary,
+                matcher,
+                gate=request.gate,
+                stops=stops,
+                prompt_tokens=request.prompt_tokens,
+            )
+        except ConfigError as error:
+            assert request.grammar is not None
+            constraint = f"{request.grammar.kind} {show(request.grammar.source)}"
+            raise RequestError(f"grammar_start: {error} (with the {constraint})") from error
+        self._check_undo(session)
         return session, weakened
+
+    def _check_undo(self, session: GrammarSession) -> None:
+        """The step that opens a gate moves the grammar by all that the gate carries, and may be taken back."""
+        limit, gate = self.backend.facts.max_rollback, session.cursor and session.cursor.gate
+        longest = max(map(len, gate.starts), default=0) if gate else 0
+        if limit is not None and self.deepest_undo + longest > limit:
+            raise RequestError(
+                f"grammar_start: the backend can undo {limit} tokens, but an implicit marker of {longest} "
+                f"before {self.deepest_undo} drafts needs {self.deepest_undo + longest}; draft less deep, "
+                "or use another backend"
+            )
 
     def _matcher(self, ticket: Ticket | None) -> tuple[GrammarMatcher | None, tuple[str, ...]]:
         if ticket is None:

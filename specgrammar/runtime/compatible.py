@@ -19,10 +19,14 @@ def check_parts(backend: GrammarBackend, algorithm: SpecAlgorithm, target: Targe
     _check_batch_size(target, config)
 
 
+def deepest_undo(algorithm: SpecAlgorithm, config: Config) -> int:
+    """Most tokens that a step takes back: lazy masking moves over the bonus token, too, and commits later."""
+    return algorithm.topology.max_depth + (config.mask_policy != "eager")
+
+
 def _check_rollback(backend: GrammarBackend, algorithm: SpecAlgorithm, config: Config) -> None:
     limit = backend.facts.max_rollback
-    # Lazy masking moves over the bonus token, too, before anything is committed.
-    depth = algorithm.topology.max_depth + (config.mask_policy != "eager")
+    depth = deepest_undo(algorithm, config)
     if limit is not None and depth > limit:
         raise ConfigError(
             f"backend {config.backend!r} can undo {limit} tokens, but algorithm {config.algorithm!r} drafts "

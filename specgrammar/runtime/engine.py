@@ -28,7 +28,7 @@ from specgrammar.protocols.spec import (
 )
 from specgrammar.registry import ALGORITHMS, BACKENDS, create
 from specgrammar.runtime.admission import Admission
-from specgrammar.runtime.compatible import check_parts, checked_producer
+from specgrammar.runtime.compatible import check_parts, checked_producer, deepest_undo
 from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import MaskParts
 from specgrammar.runtime.policy import Agree, describe, mask_policy
@@ -80,7 +80,9 @@ class Engine:
             memory_bytes=config.compile_memory_mb << 20,
             cache=CompileCache(config.compile_cache_entries, config.compile_cache_mb << 20),
         )
-        self._admission = Admission(adapter.vocabulary, backend, adapter.target.max_length)
+        self._admission = Admission(
+            adapter.vocabulary, backend, adapter.target.max_length, deepest_undo(algorithm, config)
+        )
         self._waiting = WaitingRequests(compiles, agree_joins)
         self._running: dict[str, Running] = {}
         self._due: list[RequestOutput] = []  # outputs that come out of the next step
@@ -221,6 +223,7 @@ class Engine:
             self._parts.ledger.resolve()
         self._due += self._settle()
         outputs, self._due = self._due, []
+        self.trace.num_never_engaged += sum(output.grammar_engaged is False for output in outputs)
         return outputs
 
     def generate(self, requests: Iterable[Request]) -> Iterator[RequestOutput]:

@@ -58,6 +58,6 @@ class Running:
             None if session.error is None else str(session.error),
             entry.num_verify_steps,
             self.weakened,
-            session.engaged,
+            None if session.cursor is None else session.engaged,
             tuple(entry.logprobs) if request.logprobs else None,
         )

@@ -37,6 +37,7 @@ class Trace:
             was asked: lazily masked steps ask it about the target's path alone.
         num_mask_rows: bitmask rows filled.
         num_stale_drafts: drafts dropped because they were made for another step.
+        num_never_engaged: requests that came out before their grammar began (see `Request.grammar_start`).
         timeline: keeps every span and step; None, the default, keeps none.
     """
 
@@ -49,6 +50,7 @@ class Trace:
     num_rejected_by_grammar: int = 0
     num_mask_rows: int = 0
     num_stale_drafts: int = 0
+    num_never_engaged: int = 0
     timeline: Timeline | None = None
     _seconds_inside: float = field(default=0.0, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)

@@ -18,7 +18,7 @@ from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.build import build_grammar_mask
 from specgrammar.grammar.calls import calls_of
 from specgrammar.grammar.dense import fill_dense
-from specgrammar.grammar.gate import Gate
+from specgrammar.grammar.gate import Markers
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import Resolved
@@ -334,7 +334,7 @@ def test_rows_are_masked_from_the_marker_on_wherever_it_ends(
 ) -> None:
     """The marker is (2, 2), split in any way over what is committed and what is drafted."""
     spec = GRAMMARS[3]
-    gate = Gate([2, 2])
+    gate = Markers([[2, 2]])
     session = GrammarSession(VOCABULARY, matcher(name, spec), gate=gate)
     session.commit(before)
     mask = build([session], HostTree.from_chains([[0, *drafts]]))
@@ -343,12 +343,12 @@ def test_rows_are_masked_from_the_marker_on_wherever_it_ends(
     for node, token in enumerate([*before, None, *drafts]):
         local = node - len(before)
         if token is not None and legal:
-            if state == gate.open_state:
+            if gate.is_open(state):
                 legal = fresh.accept(token)
             else:
                 state = gate.step(state, token)
         if local >= 0:
-            expected = REJECTED if not legal else LIVE if state == gate.open_state else FREE
+            expected = REJECTED if not legal else LIVE if gate.is_open(state) else FREE
             assert mask.status[local] == expected
             if expected == LIVE:
                 row = mask.bitmask[mask.row_of_node[local]]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgrammar.errors import ConfigError
-from specgrammar.grammar.gate import Gate
+from specgrammar.grammar.gate import Markers
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
 from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
@@ -87,7 +87,7 @@ def test_invariant_6_history_and_grammar_move_by_the_same_tokens(
 
 @given(st.lists(st.integers(0, 2), max_size=12), names)
 def test_tokens_before_the_marker_are_not_the_grammars(stream: list[int], name: str) -> None:
-    session = GrammarSession(VOCABULARY, matcher(name, GRAMMARS[3]), gate=Gate([2, 1]))
+    session = GrammarSession(VOCABULARY, matcher(name, GRAMMARS[3]), gate=Markers([[2, 1]]))
     session.commit(stream)
     ends = [i + 2 for i in range(len(stream) - 1) if stream[i : i + 2] == [2, 1]]
     assert session.engaged == bool(ends)
@@ -126,18 +126,18 @@ def test_invariant_12_ids_outside_the_vocabulary_never_reach_a_backend(token: in
 def test_a_gate_that_can_never_open_is_refused(marker: list[int], words: str) -> None:
     stops = StopRules(frozenset({5}))
     with pytest.raises(ConfigError, match=f"would never begin.*{words}"):
-        GrammarSession(VOCABULARY, matcher("xgrammar", GRAMMARS[0]), gate=Gate(marker), stops=stops)
+        GrammarSession(VOCABULARY, matcher("xgrammar", GRAMMARS[0]), gate=Markers([marker]), stops=stops)
 
 
 @pytest.mark.parametrize("name", BACKEND_NAMES)
 def test_settled_steps_are_forgotten(name: str) -> None:
     """What is kept for undoing does not grow with the output."""
-    session = GrammarSession(VOCABULARY, matcher(name, GRAMMARS[0]), gate=Gate([2]))
+    session = GrammarSession(VOCABULARY, matcher(name, GRAMMARS[0]), gate=Markers([[2]]))
     assert session.cursor is not None
     session.commit([0, 2])
     for _ in range(50):
         session.commit([0, 1])
-    assert not session.cursor._trail
+    assert not session.cursor.num_steps
 
 
 @pytest.mark.parametrize("name", BACKEND_NAMES)

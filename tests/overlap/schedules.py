@@ -78,7 +78,7 @@ class Play(Schedule):
             assert entry.tokens[entry.num_prompt_tokens :] == session.output, "history and output differ"
             assert not session._ahead, "the grammar is ahead of the history"
             if session.cursor is not None and session.error is None:
-                assert not session.cursor._trail, "the grammar has moves that are not settled"
+                assert not session.cursor.num_steps, "the grammar has moves that are not settled"
                 assert session._num_advanced == len(session.output), "the grammar is behind the history"
 
 
