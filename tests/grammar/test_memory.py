@@ -1,7 +1,7 @@
 """Invariant 8: host memory is not read before its copy is done, nor reused before its upload is done.
 
-The device runs nothing by itself (`DelayedDevice`): what is read or reused too early comes out wrong. Allocators
-and staging strategies by themselves are the kit's; here are the masks that use them, and an engine.
+The device runs nothing by itself (`DelayedDevice`): what is read or reused too early comes out wrong.
+Allocators and staging strategies by themselves are the kit's; here are the masks that use them, and an engine.
 """
 
 from __future__ import annotations
