@@ -38,8 +38,9 @@ def grammar_specs(draw: st.DrawFn, facts: BackendFacts) -> GrammarSpec:
         "grammar": _ebnf().map(GrammarSpec.grammar),
     }
     kinds = facts.kinds if "ebnf" in facts.grammar_syntaxes else facts.kinds - {"grammar"}
-    known = [st.sampled_from(specs)] if (specs := specs_for(facts)) else []
-    spec: GrammarSpec = draw(st.one_of(*known, *(made[kind] for kind in sorted(kinds))))
+    if (known := specs_for(facts)) and not draw(st.booleans()):
+        return draw(st.sampled_from(known))
+    spec: GrammarSpec = draw(st.one_of(*(made[kind] for kind in sorted(kinds))))
     return spec
 
 
