@@ -46,6 +46,19 @@ def _add_constraint(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="report schema keywords that are not enforced and go on (default: refuse such a schema)",
     )
+    starts = {
+        "after": "the grammar begins behind this text, such as </think>; until then the text is free",
+        "at": "the grammar begins with this text, which is its own beginning, such as a tool call's",
+        "reset": "read the prompt, too: a --grammar-after behind its last TEXT, such as <think>, has been",
+    }
+    for name, meaning in starts.items():
+        add(
+            f"--grammar-{name}",
+            metavar="TEXT",
+            action="append",
+            default=[],
+            help=f"{meaning}; repeatable (default: the grammar begins at once)",
+        )
 
 
 def _add_plugins(command: argparse.ArgumentParser) -> None:

@@ -14,7 +14,9 @@ from specgrammar.cli.options import parse_options
 from specgrammar.cli.prompts import Prompt, prompts_from
 from specgrammar.cli.recording import check_trace_path, recording
 from specgrammar.cli.report import print_output, print_summary
+from specgrammar.cli.start import check_start, start_of
 from specgrammar.config import Config
+from specgrammar.grammar.gate import Markers
 from specgrammar.grammar.stops import StopRules
 from specgrammar.registry import ADAPTERS, find
 from specgrammar.spec.sampling import SamplingParams
@@ -48,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Refused here, before a model is loaded.
     stops = StopRules(stop_strings=tuple(arguments.stop), max_new_tokens=arguments.max_new_tokens)
     prompts = prompts_from(arguments)
+    check_start(arguments, prompts)
     check_trace_path(arguments.trace)
     config = dataclasses.replace(config, max_batch_size=min(config.max_batch_size, len(prompts)))
     load_adapter = find(ADAPTERS, "transformers").load()
@@ -61,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         max_batch_size=config.max_batch_size,
     )
     engine = Engine.build(config, adapter)
-    requests = [_request(prompt, sampling, stops, arguments, adapter) for prompt in prompts]
+    start = start_of(arguments, adapter)
+    requests = [_request(prompt, sampling, stops, start, arguments, adapter) for prompt in prompts]
     begin = time.perf_counter()
     with recording(arguments.trace, engine, adapter):
         outputs = list(_shown(engine.generate(requests), prompts, arguments))
@@ -91,7 +95,12 @@ def config_from(arguments: argparse.Namespace) -> Config:
 
 
 def _request(
-    prompt: Prompt, sampling: SamplingParams, stops: StopRules, arguments: argparse.Namespace, adapter: Any
+    prompt: Prompt,
+    sampling: SamplingParams,
+    stops: StopRules,
+    start: Markers | None,
+    arguments: argparse.Namespace,
+    adapter: Any,
 ) -> Request:
     from specgrammar.runtime.request import Request
 
@@ -103,6 +112,7 @@ def _request(
         sampling,
         arguments.max_new_tokens,
         stops.stop_strings,
+        grammar_start=() if start is None or prompt.grammar is None else start,
         logprobs=arguments.logprobs,
     )
 

@@ -54,6 +54,8 @@ def as_json(output: RequestOutput) -> dict[str, Any]:
     }
     if output.weakened:
         line["weakened"] = list(output.weakened)
+    if output.grammar_engaged is False:
+        line["grammar_engaged"] = False
     if output.logprobs is not None:
         line["logprobs"] = [round(value, 6) for value in output.logprobs]
     return line
@@ -85,6 +87,7 @@ def summary(outputs: Sequence[RequestOutput], engine: Engine, config: Config, se
         "num_rejected_by_target": trace.num_rejected_by_target,
         "num_mask_rows": trace.num_mask_rows,
         "num_stale_drafts": trace.num_stale_drafts,
+        "num_never_engaged": trace.num_never_engaged,
         "seconds": round(seconds, 4),
         "tokens_per_second": round(num_tokens / seconds, 2) if seconds else 0.0,
         "seconds_by_stage": {stage: round(spent, 4) for stage, spent in trace.seconds.items()},
@@ -98,6 +101,12 @@ def print_summary(
     values = summary(outputs, engine, config, seconds)
     if style == "json":
         print(json.dumps({"summary": values}), flush=True)
+    if free := [output.request_id for output in outputs if output.grammar_engaged is False]:
+        few = ", ".join(map(repr, free[:8])) + (", ..." if len(free) > 8 else "")
+        _say(
+            "note",
+            f"the grammar never began in {len(free)} of {len(outputs)} requests, which are free text: {few}",
+        )
     if values["num_errors"] == values["num_requests"]:
         return  # nothing was generated: zeros would only push the errors off the screen
     stages = values.pop("seconds_by_stage")

@@ -195,8 +195,8 @@ def told_request(request: Request, show: Callable[[Sequence[int]], str] = texts_
     parts = [f"prompt {show(prompt)}" if len(prompt) < 30 else f"prompt of {len(prompt)} tokens"]
     if request.grammar is not None:
         parts.append(f"{request.grammar.kind} {request.grammar.source}")
-    if request.grammar_start:
-        parts.append(f"grammar from behind {show(request.grammar_start)}")
+    if start := request.grammar_start:
+        parts.append(f"grammar from behind {show(start) if isinstance(start, tuple) else start}")
     if not request.sampling.greedy:
         parts.append(f"temperature {request.sampling.temperature:g}, seed {request.sampling.seed}")
     if request.stop_strings:
