@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from specgrammar.errors import MatcherError
-from specgrammar.protocols.grammar import GrammarBackend
 from specgrammar.testing.checks.base import Checks, Draw, Story, expect, expect_raise, explore, same
 from specgrammar.testing.checks.walking import (
     MakeBackend,
@@ -15,6 +14,7 @@ from specgrammar.testing.checks.walking import (
     legal_ids,
     some_grammar,
     spell,
+    undoable,
     walk,
 )
 from specgrammar.testing.strategies import any_ids
@@ -32,13 +32,13 @@ def check_rollback_equals_replay(make: MakeBackend) -> None:
         matcher, accepted = backend.matcher(grammar), list[int]()
         for _ in range(draw(st.integers(1, 3))):
             accepted += walk(matcher, draw, story)
-            num_tokens = draw(st.integers(0, _undoable(backend, len(accepted))))
+            num_tokens = draw(st.integers(0, undoable(backend, len(accepted))))
             story.tell(f"rollback({num_tokens})")
             matcher.rollback(num_tokens)
             del accepted[len(accepted) - num_tokens :]
             expect_replay(matcher, backend, grammar, accepted, f"after rollback({num_tokens})")
 
-    explore(play)
+    explore(play, max_examples=60)
 
 
 @MATCHER_CHECKS.add(invariant=1)
@@ -50,12 +50,12 @@ def check_a_branch_sees_nothing_of_its_sibling(make: MakeBackend) -> None:
         matcher = backend.matcher(grammar)
         stem = walk(matcher, draw, story, most=3)
         for _ in range(2):
-            branch = walk(matcher, draw, story, most=_undoable(backend, 3))
+            branch = walk(matcher, draw, story, most=undoable(backend, 3))
             expect_replay(matcher, backend, grammar, [*stem, *branch], "in a branch")
             story.tell(f"rollback({len(branch)})")
             matcher.rollback(len(branch))
 
-    explore(play)
+    explore(play, max_examples=60)
 
 
 @MATCHER_CHECKS.add(invariant=1)
@@ -95,7 +95,7 @@ def check_the_stop_token_is_one_step(make: MakeBackend) -> None:
             expect(not matcher.accept(token), f"accept({text_of(token)}) is taken behind the stop token")
         same("legal tokens behind the stop token", legal_ids(matcher), [])
         expect(matcher.finished, "finished became false because a token was refused behind the stop token")
-        if not _undoable(backend, 1):
+        if not undoable(backend, 1):
             return
         story.tell("rollback(1)")
         matcher.rollback(1)
@@ -139,7 +139,7 @@ def check_every_stop_id_ends(make: MakeBackend) -> None:
         accept(matcher, draw(st.sampled_from(stops)), story, TWO_STOPS)
         expect(matcher.finished, "finished is false behind a stop token")
 
-    explore(play)
+    explore(play, max_examples=60)
 
 
 @MATCHER_CHECKS.add(invariant=4)
@@ -185,12 +185,12 @@ def check_accept_prefix_is_accept_one_by_one(make: MakeBackend) -> None:
         story.tell(f"accept_prefix({texts_of(tokens)})")
         same(f"accept_prefix({texts_of(tokens)})", matcher.accept_prefix(tokens), expected)
         expect_replay(matcher, backend, grammar, accepted + tokens[:expected], "after accept_prefix")
-        num_tokens = _undoable(backend, expected)
+        num_tokens = undoable(backend, expected)
         matcher.rollback(num_tokens)
         behind = accepted + tokens[: expected - num_tokens]
         expect_replay(matcher, backend, grammar, behind, f"after accept_prefix and rollback({num_tokens})")
 
-    explore(play)
+    explore(play, max_examples=60)
 
 
 @MATCHER_CHECKS.add(invariant=1)
@@ -208,18 +208,18 @@ def check_forks_are_independent(make: MakeBackend) -> None:
             st.sampled_from([(matcher, fork, "the fork"), (fork, matcher, "the original")])
         )
         story.tell(f"move {'the original' if moved is matcher else 'the fork'}")
-        tokens = walk(moved, draw, story, most=_undoable(backend, 3))
+        tokens = walk(moved, draw, story, most=undoable(backend, 3))
         expect_replay(moved, backend, grammar, accepted + tokens, "in the one that was moved")
         expect_replay(other, backend, grammar, accepted, f"in {name} after the other one was moved")
         story.tell(f"rollback({len(tokens)})")
         moved.rollback(len(tokens))
         expect_replay(other, backend, grammar, accepted, f"in {name} after the other one was rolled back")
-        more = walk(other, draw, story, most=_undoable(backend, 3))
+        more = walk(other, draw, story, most=undoable(backend, 3))
         expect_replay(other, backend, grammar, accepted + more, f"in {name}, moved later")
         other.rollback(len(more))
         expect_replay(other, backend, grammar, accepted, f"in {name}, moved and rolled back")
 
-    explore(play)
+    explore(play, max_examples=60)
 
 
 @MATCHER_CHECKS.add(invariant=1)
@@ -233,7 +233,7 @@ def check_a_fork_may_forget_but_not_make_up_its_history(make: MakeBackend) -> No
         story.tell("fork")
         fork = matcher.fork()
         accepted = before + walk(fork, draw, story, most=2)
-        num_tokens = draw(st.integers(0, _undoable(backend, len(accepted))))
+        num_tokens = draw(st.integers(0, undoable(backend, len(accepted))))
         story.tell(f"rollback({num_tokens}) of the fork")
         try:
             fork.rollback(num_tokens)
@@ -245,7 +245,7 @@ def check_a_fork_may_forget_but_not_make_up_its_history(make: MakeBackend) -> No
         expect_replay(fork, backend, grammar, accepted, f"after rollback({num_tokens}) of a fork")
         expect_replay(matcher, backend, grammar, before, "in the original after the fork was rolled back")
 
-    explore(play)
+    explore(play, max_examples=60)
 
 
 @MATCHER_CHECKS.add(invariant=1)
@@ -288,9 +288,3 @@ def check_long_histories_can_be_undone(make: MakeBackend) -> None:
         same(f"accept_prefix of the same tokens {what}", accepted, depth)
 
     explore(play, max_examples=2)
-
-
-def _undoable(backend: GrammarBackend, most: int) -> int:
-    """Up to `most` tokens, as far as the backend says that it can undo them."""
-    limit = backend.facts.max_rollback
-    return most if limit is None else min(limit, most)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from specgrammar.protocols.grammar import BackendFacts, GrammarKind, GrammarSpec
+from specgrammar.protocols.grammar import BackendFacts, GrammarSpec
 
-_BROKEN: dict[GrammarKind, tuple[str, ...]] = {
-    "json_schema": (
-        "",
-        "{",
-        '{"type": "string"} x',
-        "[1]",
-        "null",
-        '{"type": "strin"}',
-        '{"minLength": "a"}',
-        '{"properties": []}',
-        '{"type": "string", "pattern": "("}',
-    ),
-    "regex": ("(", "a)", "[a", "*a", "a{2,1}", "\\"),
-    "choice": ("", "a, b", '["a"', '"a"', '{"a": 1}', "[1]", "[]"),
-    "grammar": ("",),
-}
+_BROKEN = (
+    GrammarSpec.json_schema(""),
+    GrammarSpec.json_schema("{"),
+    GrammarSpec.json_schema('{"type": "string"} x'),
+    GrammarSpec.json_schema("[1]"),
+    GrammarSpec.json_schema("null"),
+    GrammarSpec.json_schema({"type": "strin"}),
+    GrammarSpec.json_schema({"minLength": "a"}),
+    GrammarSpec.json_schema({"properties": []}),
+    GrammarSpec.json_schema({"type": "string", "pattern": "("}),
+    *map(GrammarSpec.regex, ("(", "a)", "[a", "*a", "a{2,1}", "\\")),
+    *(GrammarSpec("choice", text) for text in ("", "a, b", '["a"', '"a"', '{"a": 1}', "[1]", "[]")),
+    GrammarSpec.grammar(""),
+)
 _BROKEN_TEXTS = {
     "ebnf": ('root ::= "a', "root ::= other", 'other ::= "a"', 'root ::= ("a"', 'root ::= "a" )'),
     "lark": ('start: "a', "start: other", 'other: "a"', 'start: ("a"', "start: /(/"),
@@ -32,12 +30,7 @@ _WHOLE_TEXTS = {"ebnf": 'root ::= "a"', "lark": 'start: "a"'}
 
 def broken_specs(facts: BackendFacts) -> tuple[GrammarSpec, ...]:
     """What no backend can compile, of the kinds and syntaxes that it says it compiles."""
-    specs = [
-        GrammarSpec(kind, source)
-        for kind, sources in _BROKEN.items()
-        if kind in facts.kinds
-        for source in sources
-    ]
+    specs = [spec for spec in _BROKEN if spec.kind in facts.kinds]
     for syntax in sorted(facts.grammar_syntaxes & set(_BROKEN_TEXTS)):
         specs += map(GrammarSpec.grammar, _BROKEN_TEXTS[syntax])
     return tuple(specs)

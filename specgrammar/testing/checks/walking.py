@@ -112,3 +112,9 @@ def expect_replay(
         f"{what}, behind {told}, the legal tokens are {texts_of(found, vocabulary)}; "
         f"a fresh matcher's are {texts_of(expected, vocabulary)}",
     )
+
+
+def undoable(backend: GrammarBackend, most: int) -> int:
+    """Up to `most` tokens, as far as the backend says that it can undo them."""
+    limit = backend.facts.max_rollback
+    return most if limit is None else min(limit, most)
