@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hypothesis import strategies as st
 
@@ -10,10 +10,10 @@ from specgrammar.errors import ConfigError, InvalidTokenError
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
 from specgrammar.protocols.spec import Commit
-from specgrammar.runtime.ledger import Entry, Ledger, RequestResult, StepResult
+from specgrammar.runtime.ledger import Entry, Ledger, RequestResult
 from specgrammar.runtime.outcome import Outcome
 from specgrammar.testing.checks.base import Checks, Draw, Story, expect, expect_raise, explore, same
-from specgrammar.testing.checks.matcher import legal_ids
+from specgrammar.testing.checks.ledger_play import play_any_order
 from specgrammar.testing.checks.plain_ledger import (
     BRACE,
     PROMPT,
@@ -21,11 +21,11 @@ from specgrammar.testing.checks.plain_ledger import (
     B,
     C,
     StepFailedError,
-    compiled,
     fail,
+    grammar_follows,
+    history_is,
     known,
     late,
-    play_any_order,
     result_of,
     session_for,
 )
@@ -44,37 +44,15 @@ def alone(make: MakeLedger, session: GrammarSession, step: int = 0) -> tuple[Led
     return ledger, ledger.join("a", PROMPT, session, step)
 
 
-def check_history(entry: Entry, tokens: Sequence[int], when: str) -> None:
-    """Raise unless a request's books and its session say that just these tokens were committed."""
-    found, expected = entry.session.output, list(tokens)
-    expect(found == expected, f"{when}, the output is {texts_of(found)}; expected {texts_of(expected)}")
-    same(f"{when}, the history", entry.tokens, [*PROMPT, *expected])
-
-
-def check_grammar(entry: Entry, when: str) -> None:
-    """Raise unless a request's grammar stands behind its output."""
-    session = entry.session
-    assert session.cursor is not None
-    backend, grammar = compiled(GRAMMARS[0])
-    fresh = backend.matcher(grammar)
-    same("tokens that a fresh matcher takes", fresh.accept_prefix(session.output), len(session.output))
-    found, expected = legal_ids(session.cursor.matcher), legal_ids(fresh)
-    expect(
-        found == expected,
-        f"{when}, behind {texts_of(session.output)} the grammar allows {texts_of(found)}; a fresh matcher "
-        f"allows {texts_of(expected)}",
-    )
-
-
 @LEDGER_CHECKS.add(invariant=6)
 def check_a_result_moves_the_history(make: MakeLedger) -> None:
     """`resolve` appends what a step accepted, and its bonus token, to the history, and makes a commit of it."""
     ledger, entry = alone(make, session_for())
     ledger.publish(known(0, result_of("a", [A, B, C], num_draft_tokens=4)))
     same("is_resolved with a result queued", ledger.is_resolved, False)
-    check_history(entry, [], "before `resolve`")
+    history_is(entry, [], "before `resolve`")
     ledger.resolve()
-    check_history(entry, [A, B, C], "after `resolve`")
+    history_is(entry, [A, B, C], "after `resolve`")
     same("is_resolved after `resolve`", ledger.is_resolved, True)
     same("take_commits()", ledger.take_commits(), [Commit("a", (A, B, C), 4, 2, False)])
     same("num_verify_steps", entry.num_verify_steps, 1)
@@ -100,9 +78,9 @@ def check_the_grammar_follows_the_history(make: MakeLedger) -> None:
         for call in ("advance_pending", "a second advance_pending"):
             story.tell(call)
             ledger.advance_pending()
-            check_history(entry, stream[:published], f"after {call}")
+            history_is(entry, stream[:published], f"after {call}")
             same("finish", entry.session.finish, None)
-            check_grammar(entry, f"after {call}")
+            grammar_follows(entry, f"after {call}")
 
     explore(play, max_examples=60)
 
@@ -117,13 +95,13 @@ def check_moves_ahead_are_taken_back(make: MakeLedger) -> None:
             ledger.publish(known(0, result_of("a", block)))
         ledger.advance_pending()
         when = f"where the grammar moved ahead over {texts_of([A, B])} and {texts_of(block)} was committed"
-        check_history(entry, block, when)
-        check_grammar(entry, when)
+        history_is(entry, block, when)
+        grammar_follows(entry, when)
 
 
 @LEDGER_CHECKS.add(invariant=6)
 def check_nothing_behind_the_end_is_kept(make: MakeLedger) -> None:
-    """The token that ends a request is the last that is kept, of history, commit and logprobs, wherever it is."""
+    """Of history, commit and logprobs nothing is kept behind the token that ends a request."""
     ends: list[tuple[str, StopRules, int]] = [("stop token", StopRules(frozenset({STOP})), STOP)]
     ends.append(("stop string 'c'", StopRules(stop_strings=("c",)), C))
     for width in range(1, 5):
@@ -135,7 +113,7 @@ def check_nothing_behind_the_end_is_kept(make: MakeLedger) -> None:
                     block = [A] * position + [token] + [B] * (width - position - 1)
                     logprobs = tuple(-1.0 - i for i in range(width))
                     found = RequestResult("a", tuple(block), width, has_bonus, logprobs)
-                    ledger.publish(Outcome(lambda found=found: StepResult(0, (found,))))
+                    ledger.publish(known(0, found))
                     ledger.publish(known(1, result_of("a", [A])))
                     ledger.resolve()
                     when = (
@@ -143,7 +121,7 @@ def check_nothing_behind_the_end_is_kept(make: MakeLedger) -> None:
                     )
                     when = f"{when} {what} at {position}"
                     kept = block[: position + 1]
-                    check_history(entry, kept, when)
+                    history_is(entry, kept, when)
                     same(f"{when}, the logprobs", entry.logprobs, [*logprobs[: position + 1]])
                     expect(entry.session.error is None, f"{when}, the request failed: {entry.session.error}")
                     commit = Commit("a", tuple(kept), width, min(position + 1, width - has_bonus), True)
@@ -184,7 +162,7 @@ def check_each_step_counts_once(make: MakeLedger) -> None:
             else:
                 num_stale += 1
         ledger.resolve()
-        check_history(entry, expected, "after `resolve`")
+        history_is(entry, expected, "after `resolve`")
         same("tokens of commits", [commit.tokens for commit in ledger.take_commits()], [(t,) for t in expected])
         same("num_stale", ledger.num_stale, num_stale)
 
@@ -200,16 +178,16 @@ def check_results_of_who_left_are_dropped(make: MakeLedger) -> None:
     ledger.leave("a")
     later = ledger.join("a", PROMPT, session_for(), 1)
     ledger.resolve()
-    check_history(entry, [], "of the request that left")
-    check_history(later, [], "of the later request of its id")
-    check_history(ledger.entries["b"], [B], "of the request that stayed")
+    history_is(entry, [], "of the request that left")
+    history_is(later, [], "of the later request of its id")
+    history_is(ledger.entries["b"], [B], "of the request that stayed")
     same("num_stale", ledger.num_stale, 2)
     ledger.leave("a")
     ledger.publish(known(1, result_of("a", [A]), result_of("b", [B])))
     ledger.rejoin("a", later, 2)
     ledger.publish(known(2, result_of("a", [C])))
     ledger.resolve()
-    check_history(later, [C], "of a request that had a break while step 1 was queued, and went on at step 2")
+    history_is(later, [C], "of a request that had a break while step 1 was queued, and went on at step 2")
 
 
 @LEDGER_CHECKS.add(invariant=8)
@@ -222,10 +200,10 @@ def check_late_results_are_waited_for_in_resolve(make: MakeLedger) -> None:
     same("pieces of work that `publish` waited for", device.num_done, 0)
     same("is_resolved with results queued", ledger.is_resolved, False)
     ledger.resolve()
-    check_history(entry, [A, B], "after `resolve` of a result that was on its way, and of one behind it")
+    history_is(entry, [A, B], "after `resolve` of a result that was on its way, and of one behind it")
     ledger.publish(late(device, 2, result_of("a", [C])))
     ledger.advance_pending()
-    check_history(entry, [A, B, C], "after `advance_pending` with a result on its way")
+    history_is(entry, [A, B, C], "after `advance_pending` with a result on its way")
 
 
 @LEDGER_CHECKS.add(invariant=8)
@@ -251,17 +229,17 @@ def check_a_failed_step_is_told_once(make: MakeLedger) -> None:
     ledger.publish(known(2, result_of("a", [C])))
     with expect_raise(StepFailedError, "`resolve` of a step that raised"):
         ledger.resolve()
-    check_history(entry, [A], "where the step behind it raised")
+    history_is(entry, [A], "where the step behind it raised")
     same("is_resolved with a result queued behind one that raised", ledger.is_resolved, False)
     ledger.resolve()
-    check_history(entry, [A, C], "after a second `resolve`, behind a step that raised")
+    history_is(entry, [A, C], "after a second `resolve`, behind a step that raised")
     found = [commit.tokens for commit in ledger.take_commits()]
     same("tokens of the commits around a step that raised", found, [(A,), (C,)])
 
 
 @LEDGER_CHECKS.add(invariant=9)
 def check_a_failure_stays_with_its_request(make: MakeLedger) -> None:
-    """An id outside the vocabulary, a token that the grammar refuses, or none at all ends that request alone."""
+    """An id outside the vocabulary, one that the grammar refuses, or none at all ends that request alone."""
     cases: list[tuple[str, list[int], bool, list[int]]] = [
         ("an id outside the vocabulary", [A, VOCABULARY.vocab_size], True, [A]),
         ("a padding id", [A, -1, B], True, [A]),
@@ -274,7 +252,7 @@ def check_a_failure_stays_with_its_request(make: MakeLedger) -> None:
         entries = {name: ledger.join(name, PROMPT, session_for(GRAMMARS[0]), 0) for name in "abc"}
         results = [result_of(name, [A, B]) for name in "abc"]
         results[1] = RequestResult("b", tuple(block), 3, has_bonus)
-        ledger.publish(Outcome(lambda results=results: StepResult(0, tuple(results))))
+        ledger.publish(known(0, *results))
         ledger.advance_pending()
         failed = entries["b"]
         same(f"finish of a request whose result has {what}", failed.session.finish, "error")
@@ -284,11 +262,11 @@ def check_a_failure_stays_with_its_request(make: MakeLedger) -> None:
         else:
             is_named = isinstance(failed.session.error, InvalidTokenError)
             expect(is_named, f"the reason for {what} is {failed.session.error!r}; expected InvalidTokenError")
-        check_history(failed, kept, f"of a request whose result has {what}")
+        history_is(failed, kept, f"of a request whose result has {what}")
         for name in "ac":
-            check_history(entries[name], [A, B], f"beside a request whose result has {what}")
+            history_is(entries[name], [A, B], f"beside a request whose result has {what}")
             same(f"finish beside a request whose result has {what}", entries[name].session.finish, None)
-            check_grammar(entries[name], f"beside a request whose result has {what}")
+            grammar_follows(entries[name], f"beside a request whose result has {what}")
 
 
 @LEDGER_CHECKS.add(invariant=10)

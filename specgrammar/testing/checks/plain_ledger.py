@@ -1,12 +1,10 @@
-"""What a ledger must say, kept in plain lists: the model that `check_any_order_of_calls` plays against."""
+"""What a ledger must say, kept in plain lists, and how a ledger is compared with that."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-
-from hypothesis import strategies as st
 
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
@@ -15,10 +13,11 @@ from specgrammar.protocols.spec import Commit
 from specgrammar.protocols.staging import Launched
 from specgrammar.runtime.ledger import Entry, Ledger, RequestResult, StepResult
 from specgrammar.runtime.outcome import Outcome
-from specgrammar.testing.checks.base import Draw, Story, expect, same
+from specgrammar.testing.checks.base import expect, same
+from specgrammar.testing.checks.walking import legal_ids
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.reference import ReferenceBackend
-from specgrammar.testing.toys import STOP, TEXTS, VOCABULARY, texts_of
+from specgrammar.testing.toys import GRAMMARS, STOP, TEXTS, VOCABULARY, texts_of
 
 PROMPT = (7, 8)
 LETTERS = GrammarSpec.regex("[abc12]*")
@@ -175,90 +174,23 @@ def compare(ledger: Ledger, plain: PlainLedger) -> None:
         same(f"num_verify_steps of {name!r}", entry.num_verify_steps, request.num_verify_steps)
 
 
-_STOPS = (
-    StopRules(frozenset({STOP})),
-    StopRules(frozenset({STOP}), max_new_tokens=4),
-    StopRules(frozenset({STOP}), stop_strings=("cb",)),
-)
-_CALLS = (
-    "publish",
-    "publish",
-    "publish",
-    "resolve",
-    "advance_pending",
-    "take_commits",
-    "join",
-    "leave",
-    "rejoin",
-)
+def history_is(entry: Entry, tokens: Sequence[int], when: str) -> None:
+    """Raise unless a request's books and its session say that just these tokens were committed."""
+    found = entry.session.output
+    expect(found == [*tokens], f"{when}, the output is {texts_of(found)}; expected {texts_of(tokens)}")
+    same(f"{when}, the history", entry.tokens, [*PROMPT, *tokens])
 
 
-def play_any_order(ledger: Ledger, draw: Draw, story: Story) -> None:
-    """Call a ledger and the plain one alike, in a drawn order, and compare them after each call."""
-    device, plain, step = DelayedDevice(), PlainLedger(), 0
-    away: dict[str, tuple[Entry, PlainRequest]] = {}
-    for _ in range(draw(st.integers(1, 12))):
-        call, name = draw(st.sampled_from(_CALLS)), draw(st.sampled_from("ab"))
-        is_there = name in plain.requests
-        if (call == "leave") != is_there and call in ("leave", "join", "rejoin"):
-            call = "leave" if is_there else "join"
-        if call == "publish":
-            _publish(ledger, plain, device, step, draw, story)
-            step += 1
-        elif call == "join" or (call == "rejoin" and name not in away):
-            has_grammar, stops = draw(st.booleans()), draw(st.sampled_from(_STOPS))
-            story.tell(f"join({name!r}) at step {step}{', with a grammar' if has_grammar else ''}, {stops}")
-            ledger.join(name, PROMPT, session_for(LETTERS if has_grammar else None, stops), step)
-            plain.requests[name] = PlainRequest(has_grammar, stops, step)
-        elif call == "leave":
-            story.tell(f"leave({name!r})")
-            if plain.requests[name].finish is None:
-                away[name] = (ledger.entries[name], plain.requests[name])
-            ledger.leave(name)
-            plain.leave(name)
-        elif call == "rejoin":
-            story.tell(f"rejoin({name!r}) at step {step}")
-            entry, plain.requests[name] = away.pop(name)
-            plain.requests[name].joined = step
-            ledger.rejoin(name, entry, step)
-        elif call == "take_commits":
-            story.tell(call)
-            same("take_commits()", ledger.take_commits(), plain.commits)
-            plain.commits = []
-        else:
-            raised = plain.resolve() if call == "resolve" else plain.advance_pending()
-            story.tell(f"{call}, which has to raise" if raised else call)
-            try:
-                getattr(ledger, call)()
-                expect(not raised, f"{call} did not raise what a step raised")
-            except StepFailedError:
-                expect(raised, f"{call} raised what no step, or an earlier call, has raised")
-        compare(ledger, plain)
-
-
-def _publish(
-    ledger: Ledger, plain: PlainLedger, device: DelayedDevice, step: int, draw: Draw, story: Story
-) -> None:
-    """Publish a step, or an older one again, where there is somebody to publish it for."""
-    if not plain.requests:
-        return
-    if draw(st.integers(0, 5)) == 5:
-        story.tell(f"publish step {step}, which raises")
-        ledger.publish(Outcome(fail))
-        plain.queue.append(None)
-        return
-    stamp = step - draw(st.sampled_from([0, 0, 0, 1, 2]))
-    token = st.sampled_from([A, B, C, A, B, C, STOP, BRACE, -1])
-    results = []
-    for name in draw(st.sampled_from(["a", "ab", "b", "bax"])):
-        tokens = draw(st.lists(token, min_size=1, max_size=4))
-        has_bonus = draw(st.integers(0, 5)) < 5
-        results.append(RequestResult(name, tuple(tokens), 4, has_bonus, tuple(map(float, range(len(tokens))))))
-    is_late = draw(st.booleans())
-    blocks = "; ".join(
-        f"{result.request_id!r} {texts_of(result.tokens)}{'' if result.has_bonus else ' without a bonus token'}"
-        for result in results
+def grammar_follows(entry: Entry, when: str) -> None:
+    """Raise unless a request's grammar stands behind its output."""
+    session = entry.session
+    assert session.cursor is not None
+    backend, grammar = compiled(GRAMMARS[0])
+    fresh = backend.matcher(grammar)
+    same("tokens that a fresh matcher takes", fresh.accept_prefix(session.output), len(session.output))
+    found, expected = legal_ids(session.cursor.matcher), legal_ids(fresh)
+    expect(
+        found == expected,
+        f"{when}, behind {texts_of(session.output)} the grammar allows {texts_of(found)}; a fresh matcher "
+        f"allows {texts_of(expected)}",
     )
-    story.tell(f"publish step {stamp}{', which is on its way' if is_late else ''}: {blocks}")
-    ledger.publish(late(device, stamp, *results) if is_late else known(stamp, *results))
-    plain.queue.append(StepResult(stamp, tuple(results)))
