@@ -45,6 +45,16 @@ def out_of_time(spec: GrammarSpec, timeout_s: float) -> CompileInterruptedError:
     )
 
 
+def check_spec(backend: GrammarBackend, spec: GrammarSpec) -> None:
+    """Raise GrammarCompileError for what no backend could take, and for kinds that this one says it does not."""
+    check_source(spec)
+    kinds = backend.facts.kinds
+    if spec.kind not in kinds:
+        raise GrammarCompileError(
+            f"backend {type(backend).__name__} compiles no {spec.kind}; it compiles: {', '.join(sorted(kinds))}"
+        )
+
+
 def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: float = 30.0) -> CompiledGrammar:
     """Compile a grammar in a thread of its own.
 
@@ -53,16 +63,16 @@ def compile_grammar(backend: GrammarBackend, spec: GrammarSpec, *, timeout_s: fl
 
     Args:
         backend: compiles.
-        spec: the grammar; checked against the limits on size before the backend sees it.
+        spec: the grammar; checked against the limits on size and the backend's facts before it sees it.
         timeout_s: seconds to wait, above 0 and at most `MAX_TIMEOUT_S`.
 
     Raises:
         ConfigError: an impossible time limit.
         CompileInterruptedError: too slow, or the backend failed other than by refusing the grammar.
-        GrammarCompileError: the grammar is broken or too large.
+        GrammarCompileError: the grammar is broken or too large, or of a kind that the backend does not compile.
     """
     check_number("compile: timeout_s", timeout_s, 0, MAX_TIMEOUT_S, above=True)
-    check_source(spec)
+    check_spec(backend, spec)
     results: queue.SimpleQueue[CompiledGrammar | BaseException] = queue.SimpleQueue()
 
     def work() -> None:

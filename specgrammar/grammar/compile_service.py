@@ -25,12 +25,11 @@ from functools import partial
 from typing import Any
 
 from specgrammar.errors import GrammarCompileError
-from specgrammar.grammar.compile import CompileInterruptedError, compile_grammar
+from specgrammar.grammar.compile import CompileInterruptedError, check_spec, compile_grammar
 from specgrammar.grammar.compile_cache import CompileCache, CompileKey, Outcome
 from specgrammar.grammar.lane import Lane
 from specgrammar.grammar.native import one_line
 from specgrammar.grammar.trial import NoProcessError, TrialProcess, trial_processes
-from specgrammar.language.source import check_source
 from specgrammar.protocols.abilities import SupportsTrial
 from specgrammar.protocols.grammar import CompiledGrammar, GrammarBackend, GrammarSpec
 
@@ -124,7 +123,7 @@ class CompileService:
     def submit(self, spec: GrammarSpec) -> Ticket:
         """Ask for a grammar; returns at once."""
         try:
-            check_source(spec)
+            check_spec(self._backend, spec)
         except GrammarCompileError as error:
             return Ticket(self, _Flight(None, spec, error))
         key = self._key(spec)

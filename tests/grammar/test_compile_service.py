@@ -22,7 +22,7 @@ import pytest
 
 from specgrammar.errors import GrammarCompileError, PluginError, WeakenedSchemaError
 from specgrammar.grammar import compile_service
-from specgrammar.grammar.compile import CompileInterruptedError
+from specgrammar.grammar.compile import CompileInterruptedError, compile_grammar
 from specgrammar.grammar.compile_cache import CompileCache
 from specgrammar.grammar.compile_service import CompileService
 from specgrammar.protocols.abilities import KnowsItsSize, SupportsTrial
@@ -99,6 +99,20 @@ def test_what_no_backend_could_take_is_refused_at_once() -> None:
     assert ticket.done()
     with pytest.raises(GrammarCompileError, match="expected text"):
         ticket.result()
+
+
+def test_kinds_that_the_backend_does_not_compile_are_refused_at_once() -> None:
+    compiler = Compiler(facts=dataclasses.replace(Compiler().facts, kinds=frozenset({"choice", "regex"})))
+    service = CompileService(compiler)
+    ticket = service.submit(GrammarSpec.json_object())
+    assert ticket.done()
+    expected = r"^backend Compiler compiles no json_object; it compiles: choice, regex$"
+    with pytest.raises(GrammarCompileError, match=expected):
+        ticket.result()
+    with pytest.raises(GrammarCompileError, match=expected):
+        compile_grammar(compiler, GrammarSpec.json_object())
+    assert service.submit(spec("quick")).result()
+    assert compiler.compiled == ["quick"]
 
 
 @pytest.mark.parametrize(("entries", "num_bytes"), [(3, 10**9), (1000, 3100)])
