@@ -46,7 +46,7 @@ def out_of_time(spec: GrammarSpec, timeout_s: float) -> CompileInterruptedError:
 
 
 def check_spec(backend: GrammarBackend, spec: GrammarSpec) -> None:
-    """Raise GrammarCompileError for what no backend could take, and for kinds that this one says it does not."""
+    """Raise GrammarCompileError for what no backend could take, and for kinds that this one does not."""
     check_source(spec)
     kinds = backend.facts.kinds
     if spec.kind not in kinds:

@@ -10,6 +10,7 @@ import pytest
 from specgrammar.errors import ConfigError, GrammarCompileError, WeakenedSchemaError
 from specgrammar.grammar.compile import MAX_TIMEOUT_S, compile_grammar
 from specgrammar.protocols.grammar import GrammarSpec
+from tests.grammar.compilers import FACTS
 from tests.toys import backend as backend_of
 
 SPEC = GrammarSpec.regex("a")
@@ -17,6 +18,8 @@ SPEC = GrammarSpec.regex("a")
 
 class Failing:
     """Stands for a native library: `compile` does what it is told."""
+
+    facts = FACTS
 
     def __init__(self, failure: BaseException | threading.Event) -> None:
         self.failure = failure
