@@ -9,7 +9,7 @@ A third party's backend, algorithm or adapter is found exactly as our own are:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -148,6 +148,8 @@ def create(group: Group, name: str, *args: Any, **options: Any) -> Any:
         PluginError: there is no such plugin, or it does not keep to its protocol, or fails on its own.
         ConfigError: an option is unknown or has an impossible value.
     """
+    if group is ALGORITHMS and "+" in name:
+        return _merged(name.split("+"), options)
     plugin = find(group, name)
     factory = plugin.load()
     known = option_names(factory, len(args))
@@ -169,6 +171,24 @@ def create(group: Group, name: str, *args: Any, **options: Any) -> Any:
         if not hasattr(made, member):
             raise _refusal(plugin.where, member, "a property", "nothing", f"define {member}")
     return made
+
+
+def _merged(names: Sequence[str], options: Mapping[str, Any]) -> Any:
+    """Several algorithms as one; an option that is named like one of them is a table of that one's options."""
+    from specgrammar.spec.merged.algorithm import merged
+
+    if len(set(names)) < len(names):
+        raise ConfigError(f"algorithm {'+'.join(names)!r} names a part twice; each may be there once")
+    own = {key: value for key, value in options.items() if key not in names}
+    parts = []
+    for name in names:
+        table = options.get(name, {})
+        if not isinstance(table, Mapping):
+            raise ConfigError(
+                f"algorithm option {name!r} = {show(table)}; expected a table of {name}'s options"
+            )
+        parts.append((name, create(ALGORITHMS, name, **table)))
+    return merged(parts, **own)
 
 
 def option_names(factory: Callable[..., Any], num_positional: int = 0) -> set[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -208,6 +208,25 @@ class TreeProducer(Protocol):
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn what was committed, once per request and step, in order; `finished` ends the request."""
+        ...
+
+
+@runtime_checkable
+class SupportsContinuation(Protocol):
+    """An ability of a producer: it drafts behind drafts that nobody has verified."""
+
+    def continue_behind(
+        self, requests: Sequence[RequestView], drafts: Sequence[Sequence[int]], num_tokens: int
+    ) -> list[list[int]]:
+        """One chain per request behind its history and its drafts, empty where nothing is known.
+
+        Nothing is learnt from the drafts. Called behind a `propose` of the same step for these requests.
+
+        Args:
+            requests: as that `propose` saw them.
+            drafts: a chain per request, behind its last committed token.
+            num_tokens: most tokens of a chain that is returned.
+        """
         ...
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specgrammar.checks import check_choice, check_int
 from specgrammar.errors import ConfigError, ModelError
@@ -117,16 +118,33 @@ class LookupProducer:
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One chain per request, the root alone where nothing matches; see `TreeProducer`."""
-        drafts: list[list[int]] = [[] for _ in batch.requests]
-        if batch.requests:
-            lanes = Lanes.of(self._histories.update(batch.requests))
-            longest_first = self._places.find(lanes, self._places.contexts(lanes), 1)[0]
-            matched = np.flatnonzero((longest_first >= 0).any(axis=0))
-            place = longest_first[(longest_first[:, matched] >= 0).argmax(axis=0), matched]
-            copied = self._places.copy_from(lanes[matched], place, self._options.num_draft_tokens)
-            for request, tokens in zip(matched.tolist(), copied.T.tolist(), strict=True):
-                drafts[request] = tokens[: _num_draft_tokens(self._options, batch.requests[request])]
-        return _tree(batch, [[view.tokens[-1], *d] for view, d in zip(batch.requests, drafts, strict=True)])
+        lanes = Lanes.of(self._histories.update(batch.requests))
+        drafts = self._lookup(lanes, self._places.contexts(lanes), self._options.num_draft_tokens)
+        chains = [
+            [view.tokens[-1], *tokens[: _num_draft_tokens(self._options, view)]]
+            for view, tokens in zip(batch.requests, drafts, strict=True)
+        ]
+        return _tree(batch, chains)
+
+    def continue_behind(
+        self, requests: Sequence[RequestView], drafts: Sequence[Sequence[int]], num_tokens: int
+    ) -> list[list[int]]:
+        """See `SupportsContinuation`."""
+        lanes = Lanes.of(self._histories.of(requests))
+        return self._lookup(lanes, self._places.contexts_behind(lanes, drafts), num_tokens)
+
+    def _lookup(self, lanes: Lanes, contexts: NDArray[np.uint64], num_tokens: int) -> list[list[int]]:
+        """What followed the most recent of the longest matches of each context, empty where nothing matches."""
+        chains: list[list[int]] = [[] for _ in range(len(lanes.start))]
+        if not chains or num_tokens < 1:
+            return chains
+        longest_first = self._places.find(lanes, contexts, 1)[0]
+        matched = np.flatnonzero((longest_first >= 0).any(axis=0))
+        place = longest_first[(longest_first[:, matched] >= 0).argmax(axis=0), matched]
+        copied = self._places.copy_from(lanes[matched], place, num_tokens)
+        for request, tokens in zip(matched.tolist(), copied.T.tolist(), strict=True):
+            chains[request] = tokens
+        return chains
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn what was committed."""

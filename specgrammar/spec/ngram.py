@@ -22,6 +22,7 @@ from specgrammar.protocols.spec import (
     Needs,
     ProducerContext,
     Proposal,
+    RequestView,
     Topology,
 )
 from specgrammar.spec.logs import Lanes
@@ -112,7 +113,7 @@ class NgramProducer:
         depths = np.array([min(options.depth, view.max_draft_tokens) for view in views], dtype=np.int64)
         depth = int(depths.max(initial=0))
         lanes = Lanes.of(histories)
-        places, votes, sources = self._voters(lanes)
+        places, votes, sources = self._voters(lanes, self._places.contexts(lanes))
         continuations = self._continuations(lanes, places, sources, depth)
         np.copyto(continuations, -1, where=np.arange(depth)[:, None, None] >= depths)
         nodes = vote(continuations, votes, options.num_draft_tokens, options.breadth)
@@ -136,12 +137,25 @@ class NgramProducer:
         """Learn what was committed."""
         self._histories.observe(commits)
 
-    def _voters(self, histories: Lanes) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int16]]:
-        """Occurrences of what histories end with: place, votes and whose it is, `[_MAX_VOTERS, bs]` each.
+    def continue_behind(
+        self, requests: Sequence[RequestView], drafts: Sequence[Sequence[int]], num_tokens: int
+    ) -> list[list[int]]:
+        """See `SupportsContinuation`: how the text went on at the first of the occurrences that would vote."""
+        if not requests or num_tokens < 1:
+            return [[] for _ in requests]
+        lanes = Lanes.of(self._histories.of(requests))
+        places, _, sources = self._voters(lanes, self._places.contexts_behind(lanes, drafts))
+        tokens = self._continuations(lanes, places[:1], sources[:1], num_tokens)[:, 0].T.tolist()
+        return [[token for token in row if token >= 0] for row in tokens]
+
+    def _voters(
+        self, histories: Lanes, contexts: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int16]]:
+        """Occurrences of contexts of histories: place, votes and whose it is, `[_MAX_VOTERS, bs]` each.
 
         The longest match comes first, then the history's own, then the most recent. Places are filled with -1.
         """
-        logs, contexts, bs = histories, self._places.contexts(histories), len(histories.start)
+        logs, bs = histories, len(histories.start)
         if self._shared is not None:
             logs = histories.with_more(Lanes.of_one(self._shared.log, bs))
             contexts = np.concatenate((contexts, contexts), axis=1)

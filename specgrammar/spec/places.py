@@ -19,6 +19,7 @@ to a place that is no longer held ends the search, since the places behind it ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,6 +162,20 @@ class NgramPlaces:
         """The keys of what logs, without a limit, end with: uint64 `[lengths, lanes]`."""
         return self._context_keys(lanes.start + lanes.end, lanes.end, _NO_CONTEXT)
 
+    def contexts_behind(self, lanes: Lanes, drafts: Sequence[Sequence[int]]) -> NDArray[np.uint64]:
+        """The keys of what logs would end with behind drafts that are not added: uint64 `[lengths, lanes]`."""
+        longest = int(self.lengths[0])
+        last = np.full((longest, len(drafts)), -1, dtype=np.int64)  # the token before the end, before that, ...
+        for lane, tokens in enumerate(drafts):
+            behind = list(reversed(tokens[-longest:]))
+            last[: len(behind), lane] = behind
+        num_drafts = np.array([len(tokens) for tokens in drafts], dtype=np.int64)
+        for distance in range(longest):
+            place = lanes.end + num_drafts - 1 - distance
+            in_log = (num_drafts <= distance) & (place >= 0)
+            last[distance, in_log] = self._tokens[(lanes.start + place)[in_log]]
+        return self._keys_of(last, num_drafts + lanes.end, _NO_CONTEXT)
+
     def tail(self, log: TokenLog, count: int) -> list[int]:
         """The last `count` tokens of a log without a limit, or all if there are fewer."""
         end = log.start + log.num_tokens
@@ -171,15 +186,21 @@ class NgramPlaces:
         self, slots: NDArray[np.int64], places: NDArray[np.int64], missing: np.uint64
     ) -> NDArray[np.uint64]:
         """Keys `[lengths, n]` of what stands before slots; `missing` where fewer tokens stand there."""
-        keys = np.empty((len(self.lengths), len(slots)), dtype=np.uint64)
-        key = np.zeros(len(slots), dtype=np.uint64)
+        distances = np.arange(1, int(self.lengths[0]) + 1)[:, None]
+        return self._keys_of(self._tokens[np.maximum(slots - distances, 0)], places, missing)
+
+    def _keys_of(
+        self, last: NDArray[np.integer[Any]], num_tokens: NDArray[np.int64], missing: np.uint64
+    ) -> NDArray[np.uint64]:
+        """Keys `[lengths, n]` of the tokens `last`, `[longest, n]` from the end; `missing` where there are fewer."""
+        keys = np.empty((len(self.lengths), last.shape[1]), dtype=np.uint64)
+        key = np.zeros(last.shape[1], dtype=np.uint64)
         factor = 1
-        for length in range(1, int(self.lengths[0]) + 1):
+        for length, token in enumerate(last, start=1):
             factor = factor * _MULTIPLIER % 2**64
-            token = self._tokens[np.maximum(slots - length, 0)].astype(np.uint64)
-            key += (token + np.uint64(1)) * np.uint64(factor)
+            key += (token.astype(np.uint64) + np.uint64(1)) * np.uint64(factor)
             if length >= self.lengths[-1]:
-                keys[self.lengths[0] - length] = np.where(places >= length, key, missing)
+                keys[self.lengths[0] - length] = np.where(num_tokens >= length, key, missing)
         return keys
 
     def _link(self, lanes: Lanes, places: NDArray[np.int64], keys: NDArray[np.uint64]) -> None:

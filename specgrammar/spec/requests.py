@@ -60,6 +60,10 @@ class RequestHistories:
         )
         return [request.history for request in requests]
 
+    def of(self, views: Sequence[RequestView]) -> list[TokenLog]:
+        """The histories as the last `update` with these requests left them."""
+        return [self._requests[view.request_id].history for view in views]
+
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn what was committed; a finished request leaves only its part of the shared corpus behind."""
         new: dict[str, tuple[_Request, Sequence[int]]] = {}

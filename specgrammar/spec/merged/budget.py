@@ -1,0 +1,113 @@
+"""How many nodes a step verifies: as many as pay for themselves.
+
+A node pays while the tokens that it is expected to add are worth the time that it adds. What a step costs is
+measured on the steps themselves, so it is that of this machine, model and batch; nothing is set by hand. In the first
+steps of a batch size budgets take turns, so that the curve has points.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from statistics import median
+
+_TRIAL_SHARES = (1.0, 0.5, 0.25, 0.0)
+"""Of the largest budget, in turns; the first steps also load code and memory, so each is seen several times."""
+_NUM_TRIALS = 5
+_KEPT = 32
+"""Times that are kept of steps of about a size, the newest."""
+
+Agree = Callable[[int], int]
+
+
+class StepCosts:
+    """Seconds of a step by its number of nodes, for one batch size."""
+
+    def __init__(self) -> None:
+        """Nothing was measured."""
+        self._seconds: dict[int, list[float]] = {}
+
+    def add(self, num_nodes: int, seconds: float) -> None:
+        """One step was measured."""
+        times = self._seconds.setdefault(_size_class(num_nodes), [])
+        times.append(seconds)
+        del times[:-_KEPT]
+
+    def curve(self, most: int) -> list[float]:
+        """Seconds of a step of 0, 1, ..., `most` nodes; never falling."""
+        points = sorted((size, median(times)) for size, times in self._seconds.items())
+        sizes, seconds = [size for size, _ in points], [time_ for _, time_ in points]
+        for index in range(1, len(seconds)):
+            seconds[index] = max(seconds[index], seconds[index - 1])
+        return [_between(sizes, seconds, size) for size in range(most + 1)]
+
+
+class NodeBudget:
+    """Decides how many of a step's drafts are verified.
+
+    Replicas decide alike where they agree on the number (`agree`): times differ from one to the other.
+    """
+
+    def __init__(self, agree: Agree = lambda number: number) -> None:
+        """Nothing was measured."""
+        self._agree = agree
+        self._costs: dict[int, StepCosts] = {}
+        self._num_steps: dict[int, int] = {}
+        self._open: tuple[int, int, float] | None = None  # batch size, nodes and begin of the step that runs
+
+    def begin(self, bs: int) -> None:
+        """A step begins: what the one before took is known now, if it was of the same batch size."""
+        now = time.perf_counter()
+        if self._open is not None and self._open[0] == bs:
+            _, num_nodes, begin = self._open
+            self._costs.setdefault(bs, StepCosts()).add(num_nodes, now - begin)
+        self._open = (bs, bs, now)
+
+    def choose(self, chances: Sequence[float], bs: int) -> int:
+        """How many of the drafts, the likeliest first, are verified.
+
+        Args:
+            chances: the probability that each draft is taken, falling.
+            bs: requests of the step, whose roots are verified in any case.
+        """
+        step = self._num_steps.get(bs, 0)
+        self._num_steps[bs] = step + 1
+        if step < _NUM_TRIALS * len(_TRIAL_SHARES):
+            number = round(len(chances) * _TRIAL_SHARES[step % len(_TRIAL_SHARES)])
+        else:
+            number = self._agree(self._best(chances, bs))
+        if self._open is not None:
+            self._open = (bs, bs + number, self._open[2])
+        return number
+
+    def _best(self, chances: Sequence[float], bs: int) -> int:
+        """The number with the most tokens a second."""
+        curve = self._costs[bs].curve(bs + len(chances))
+        tokens, best, number = float(bs), 0.0, 0
+        for index in range(len(chances) + 1):
+            if tokens / curve[bs + index] > best:
+                best, number = tokens / curve[bs + index], index
+            if index < len(chances):
+                tokens += chances[index]
+        return number
+
+
+def _size_class(num_nodes: int) -> int:
+    """Sizes with one cost: about eight to a doubling."""
+    step = 1 << max(0, num_nodes.bit_length() - 4)
+    return num_nodes // step * step
+
+
+def _between(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float:
+    """The straight line between the points beside a size; behind the last the line goes on, from the first to it."""
+    right = bisect_left(sizes, size)
+    if right == 0:
+        return seconds[0]
+    left = right - 1
+    if right == len(sizes):
+        left, right = 0, left
+    if left == right:
+        return seconds[left]
+    share = (size - sizes[left]) / (sizes[right] - sizes[left])
+    return seconds[left] + share * (seconds[right] - seconds[left])
