@@ -29,39 +29,6 @@ class ReferenceCompiled:
     parser: EarleyParser
 
 
-class ReferenceBackend:
-    """A `GrammarBackend` for every kind; of grammar texts, EBNF."""
-
-    api_version: Literal[1] = 1
-    facts = BackendFacts(
-        max_rollback=None,
-        thread_safe=True,
-        grammar_syntaxes=frozenset({"ebnf"}),
-        unenforced_keywords=UNENFORCED,
-    )
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary that it was built for."""
-        return self._vocabulary
-
-    def compile(self, spec: GrammarSpec) -> ReferenceCompiled:
-        """See `GrammarBackend.compile`."""
-        rules, weakened = rules_of(spec, self.facts)
-        return ReferenceCompiled(spec, weakened, EarleyParser(rules))
-
-    def matcher(self, compiled: CompiledGrammar) -> ReferenceMatcher:
-        """See `GrammarBackend.matcher`."""
-        if not isinstance(compiled, ReferenceCompiled):
-            raise MatcherError(
-                f"reference: the grammar was compiled by another backend ({type(compiled).__name__})"
-            )
-        return ReferenceMatcher(compiled.parser, self._vocabulary)
-
-
 class ReferenceMatcher:
     """A `GrammarMatcher` over immutable states."""
 
@@ -119,7 +86,7 @@ class ReferenceMatcher:
 
     def fork(self) -> ReferenceMatcher:
         """See `GrammarMatcher.fork`."""
-        copy = ReferenceMatcher(self._parser, self._vocabulary)
+        copy = type(self)(self._parser, self._vocabulary)
         copy._history = self._history.copy()
         copy._finished = self._finished
         return copy
@@ -140,3 +107,41 @@ class ReferenceMatcher:
                 return None
             state = after
         return state
+
+
+class ReferenceBackend:
+    """A `GrammarBackend` for every kind; of grammar texts, EBNF.
+
+    Attributes:
+        matcher_class: what its matchers are; for a backend that differs from this one in its matchers alone.
+    """
+
+    api_version: Literal[1] = 1
+    facts = BackendFacts(
+        max_rollback=None,
+        thread_safe=True,
+        grammar_syntaxes=frozenset({"ebnf"}),
+        unenforced_keywords=UNENFORCED,
+    )
+    matcher_class: type[ReferenceMatcher] = ReferenceMatcher
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary that it was built for."""
+        return self._vocabulary
+
+    def compile(self, spec: GrammarSpec) -> ReferenceCompiled:
+        """See `GrammarBackend.compile`."""
+        rules, weakened = rules_of(spec, self.facts)
+        return ReferenceCompiled(spec, weakened, EarleyParser(rules))
+
+    def matcher(self, compiled: CompiledGrammar) -> ReferenceMatcher:
+        """See `GrammarBackend.matcher`."""
+        if not isinstance(compiled, ReferenceCompiled):
+            raise MatcherError(
+                f"reference: the grammar was compiled by another backend ({type(compiled).__name__})"
+            )
+        return self.matcher_class(compiled.parser, self._vocabulary)
