@@ -19,15 +19,15 @@ class GrammarGate(Protocol):
     draft tree, so that a gate need not undo anything. What a gate raises ends the request that it is for.
     """
 
-    def start(self, prompt_tokens: Sequence[int]) -> Hashable:
+    def start(self, prompt_tokens: Sequence[int], /) -> Hashable:
         """The state before the output; an open one where the grammar begins with the output."""
         ...
 
-    def step(self, state: Any, token: int) -> Hashable:
+    def step(self, state: Any, token: int, /) -> Hashable:
         """The state behind one more token, an id of the vocabulary; `state` is not open, and stays as it is."""
         ...
 
-    def is_open(self, state: Any) -> bool:
+    def is_open(self, state: Any, /) -> bool:
         """Whether the grammar begins behind the token that was read last."""
         ...
 
@@ -44,7 +44,7 @@ class SupportsImplicitStart(Protocol):
         """
         ...
 
-    def carried(self, state: Any) -> tuple[int, ...]:
+    def carried(self, state: Any, /) -> tuple[int, ...]:
         """What the grammar has read already where it begins, given an open state.
 
         These are the last tokens of the output, up to and with the one that opened the gate; `()` where the
