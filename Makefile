@@ -2,12 +2,13 @@
 # make demo    constrained generation on a real model, without and with speculation
 # make test    the tests
 # make check   lint, format and types
+# make docs    the documentation, in site/
 # make bench-peers   vLLM in an environment of its own, for the benchmarks that compare with it (1 GB)
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test check format lock clean bench-peers
+.PHONY: setup demo test check docs format lock clean bench-peers
 
 setup: $(BIN)/.ready
 
@@ -31,6 +32,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/pyright
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -48,4 +52,4 @@ bench-peers: .venv-vllm/.ready
 	touch $@
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
-from specgrammar.grammar.plain import choices_of, write_row
+from specgrammar.grammar.plain import choices_of, own_grammar, write_row
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
 
 FACTS = BackendFacts(None, True, frozenset(), frozenset(), kinds=frozenset({"choice"}))
@@ -63,3 +63,9 @@ def test_the_strings_of_a_choice_each_once() -> None:
 def test_what_is_no_choice_is_refused(spec: GrammarSpec, reason: str) -> None:
     with pytest.raises(GrammarCompileError, match=reason):
         choices_of(spec, FACTS)
+
+
+def test_a_grammar_of_another_backend_is_refused() -> None:
+    assert own_grammar("mine", str) == "mine"
+    with pytest.raises(MatcherError, match=r"compiled by another backend \(int\); a str is expected"):
+        own_grammar(1, str)

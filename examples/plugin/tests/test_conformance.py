@@ -1,13 +1,18 @@
-"""The worker and the backend keep their contracts."""
+"""The backend and the worker keep their contracts."""
 
-from functools import partial
+from collections.abc import Callable
 
 import pytest
 
-from specgrammar.testing import BACKEND_CHECKS, MATCHER_CHECKS
+from specgrammar.testing import BACKEND_CHECKS, MATCHER_CHECKS, PRODUCER_CHECKS, WORKER_CHECKS
 from specgrammar_toys import ChoiceBackend, Recall
 
 
-@pytest.mark.parametrize("check", [*BACKEND_CHECKS, *MATCHER_CHECKS])
-def test_the_backend(check) -> None:
+@pytest.mark.parametrize("check", [*MATCHER_CHECKS, *BACKEND_CHECKS])
+def test_backend(check: Callable[..., None]) -> None:
     check(ChoiceBackend)
+
+
+@pytest.mark.parametrize("check", [*PRODUCER_CHECKS, *WORKER_CHECKS])
+def test_worker(check: Callable[..., None]) -> None:
+    check(Recall)

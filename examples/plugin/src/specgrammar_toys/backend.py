@@ -2,7 +2,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from specgrammar.grammar.native import check_rollback
-from specgrammar.grammar.plain import Bitmask, choices_of, write_row
+from specgrammar.grammar.plain import Bitmask, choices_of, own_grammar, write_row
 from specgrammar.protocols.grammar import BackendFacts, GrammarSpec, Vocabulary
 
 
@@ -22,8 +22,8 @@ class ChoiceBackend:
     def compile(self, spec: GrammarSpec) -> "ChoiceMatcher":
         return ChoiceMatcher(self, spec, [{text.encode() + self.end for text in choices_of(spec, self.facts)}])
 
-    def matcher(self, compiled: "ChoiceMatcher") -> "ChoiceMatcher":
-        return compiled.fork()
+    def matcher(self, compiled: object) -> "ChoiceMatcher":
+        return own_grammar(compiled, ChoiceMatcher).fork()
 
     def moves(self, rests: set[bytes]) -> Iterator[tuple[int, bytes]]:
         """The tokens that some text goes on with, each with the rest of that text behind it."""

@@ -1,6 +1,6 @@
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from specgrammar.checks import check_int
 from specgrammar.protocols.spec import Commit, DecodeBatch, Needs, ProducerContext, Proposal, Topology
@@ -12,9 +12,9 @@ class Recall:
     """Where the last token came before, the text may go on as it did then. The fields are the options."""
 
     num_draft_tokens: int = 4
-    api_version: ClassVar[Literal[1]] = 1
-    proposal: ClassVar[Proposal] = Proposal.POINT  # drafts are chosen, not drawn from a distribution
-    needs: ClassVar[Needs] = "history"  # the worker reads committed tokens
+    api_version: Literal[1] = field(default=1, init=False)
+    proposal: Proposal = field(default=Proposal.POINT, init=False)  # chosen, not drawn from a distribution
+    needs: Needs = field(default="history", init=False)  # reads committed tokens
 
     def __post_init__(self) -> None:
         check_int("recall: num_draft_tokens", self.num_draft_tokens, 1)
