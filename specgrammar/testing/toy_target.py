@@ -71,6 +71,9 @@ class ToyTarget:
             cached = self.cache[request.request_id]
             assert [*cached, request.tokens[-1]] == list(request.tokens), "the cache is not the history"
             for node in range(bounds[b + 1] - bounds[b]):
+                if tree.host.draft_tokens[bounds[b] + node] < 0:  # padding: nobody looks at its row
+                    rows.append(torch.zeros(NUM_COLUMNS))
+                    continue
                 path = path_to(tree.host, bounds[b], node)
                 assert self.max_length is None or len(request.tokens) + len(path) <= self.max_length
                 rows.append(toy_logits([*request.tokens, *path]))
