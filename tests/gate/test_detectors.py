@@ -188,7 +188,8 @@ def test_a_matcher_that_takes_a_start_only_once_is_refused_where_it_matters() ->
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
-    session = GrammarSession(VOCABULARY, Forgetful(), gate=Markers(at=((0, 1),)))
+    forgetful: Any = Forgetful()
+    session = GrammarSession(VOCABULARY, forgetful, gate=Markers(at=((0, 1),)))
     assert session.commit([0, 1]) == 2
     assert (session.finish, session.engaged) == ("error", False)
     assert "refuses [0, 1] where its grammar begins; it took them before" in str(session.error)
