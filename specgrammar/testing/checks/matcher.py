@@ -76,7 +76,7 @@ def check_impossible_rollbacks_are_refused(make: MakeBackend) -> None:
 
 @MATCHER_CHECKS.add(invariant=1)
 def check_the_stop_token_is_one_step(make: MakeBackend) -> None:
-    """A stop token is legal where the grammar may end, makes `finished` true, and is one step to undo."""
+    """A stop token is legal where the grammar may end, makes `finished` true, and is one step like others."""
 
     def play(draw: Draw, story: Story) -> None:
         backend, grammar = some_grammar(make, draw, story)
@@ -95,32 +95,15 @@ def check_the_stop_token_is_one_step(make: MakeBackend) -> None:
             expect(not matcher.accept(token), f"accept({text_of(token)}) is taken behind the stop token")
         same("legal tokens behind the stop token", legal_ids(matcher), [])
         expect(matcher.finished, "finished became false because a token was refused behind the stop token")
-        if not undoable(backend, 1):
-            return
-        story.tell("rollback(1)")
-        matcher.rollback(1)
-        expect(not matcher.finished, "finished is true after rollback(1) of the stop token")
-        expect_replay(matcher, backend, grammar, accepted, "after rollback(1) of the stop token")
+        num_tokens = draw(st.integers(0, undoable(backend, 1 + len(accepted))))
+        story.tell(f"rollback({num_tokens})")
+        matcher.rollback(num_tokens)
+        what = f"after rollback({num_tokens}) behind the stop token"
+        same(f"finished {what}", matcher.finished, num_tokens == 0)
+        left = [*accepted, STOP][: 1 + len(accepted) - num_tokens]
+        expect_replay(matcher, backend, grammar, left, what)
 
     explore(play, max_examples=50)
-
-
-@MATCHER_CHECKS.add(invariant=1)
-def check_rollback_of_none_does_nothing(make: MakeBackend) -> None:
-    """`rollback(0)` does nothing, behind a stop token either."""
-
-    def play(draw: Draw, story: Story) -> None:
-        backend = make(VOCABULARY)
-        grammar = compiled(backend, spelling(backend.facts, "ab"), story)
-        matcher = backend.matcher(grammar)
-        tokens = [*spell(matcher, "ab", story), STOP][: draw(st.sampled_from([2, 3]))]
-        if STOP in tokens:
-            accept(matcher, STOP, story)
-        story.tell("rollback(0)")
-        matcher.rollback(0)
-        expect_replay(matcher, backend, grammar, tokens, "after rollback(0)")
-
-    explore(play, max_examples=2)
 
 
 @MATCHER_CHECKS.add(invariant=4)
@@ -183,7 +166,8 @@ def check_accept_prefix_is_accept_one_by_one(make: MakeBackend) -> None:
             if expected == len(tokens) - 1 and scout.accept(token):
                 expected += 1
         story.tell(f"accept_prefix({texts_of(tokens)})")
-        same(f"accept_prefix({texts_of(tokens)})", matcher.accept_prefix(tokens), expected)
+        what = f"accept_prefix({texts_of(tokens)}) behind {texts_of(accepted)}"
+        same(what, matcher.accept_prefix(tokens), expected)
         expect_replay(matcher, backend, grammar, accepted + tokens[:expected], "after accept_prefix")
         num_tokens = undoable(backend, expected)
         matcher.rollback(num_tokens)
@@ -254,13 +238,16 @@ def check_matchers_share_no_state(make: MakeBackend) -> None:
 
     def play(draw: Draw, story: Story) -> None:
         backend, grammar = some_grammar(make, draw, story)
-        matchers = [backend.matcher(grammar) for _ in range(2)]
-        accepted: list[list[int]] = [[], []]
-        for index in draw(st.lists(st.integers(0, 1), min_size=1, max_size=3)):
-            story.tell(f"with matcher {index}:")
-            accepted[index] += walk(matchers[index], draw, story, most=2)
-            for place, (matcher, tokens) in enumerate(zip(matchers, accepted, strict=True)):
-                expect_replay(matcher, backend, grammar, tokens, f"in matcher {place} of two")
+        first, second = backend.matcher(grammar), backend.matcher(grammar)
+        before = texts_of(legal_ids(second))
+        accepted = walk(first, draw, story, most=3)
+        what = f"after another one accepted {texts_of(accepted)}"
+        same(f"the first row of a matcher {what}", texts_of(legal_ids(second)), before)
+        same(f"the first row of a new matcher {what}", texts_of(legal_ids(backend.matcher(grammar))), before)
+        story.tell("with the other matcher:")
+        others = walk(second, draw, story, most=3)
+        expect_replay(first, backend, grammar, accepted, "in the first matcher")
+        expect_replay(second, backend, grammar, others, "in the second matcher")
 
     explore(play, max_examples=50)
 
