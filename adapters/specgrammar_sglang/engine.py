@@ -44,7 +44,7 @@ class Interface:
             return f"{self.path} is not there ({error})"
         if self.parameters and (lacking := _lacking(self.parameters, inspect.signature(found).parameters)):
             return f"{self.path} takes no {lacking}"
-        if lacking := _lacking(self.members, {*dir(found), *getattr(found, "__annotations__", ())}):
+        if lacking := _lacking(self.members, _members(found)):
             return f"{self.path} has no {lacking}"
         return ""
 
@@ -204,6 +204,15 @@ def check_interfaces(interfaces: Iterable[Interface]) -> None:
     problems = [problem for interface in interfaces if (problem := interface.problem())]
     if problems:
         raise PluginError(f"specgrammar_sglang: this sglang has changed: {'; '.join(problems)}; {_supported()}")
+
+
+def _members(found: Any) -> set[str]:
+    """What a class or an object has, annotated fields too; `dir` hides the methods of an enum."""
+    classes = found.__mro__ if isinstance(found, type) else ()
+    return {
+        *dir(found),
+        *(name for kind in classes for name in (*vars(kind), *vars(kind).get("__annotations__", ()))),
+    }
 
 
 def _supported() -> str:

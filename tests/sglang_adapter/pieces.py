@@ -16,6 +16,7 @@ from functools import cache
 from http import HTTPStatus
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import unwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +67,10 @@ def load() -> SimpleNamespace:
     else:
         modules = {name: import_module(name) for name in _MODULES}
         ours = _ours()
-    names = {name: getattr(modules[module], name) for module, names in _MODULES.items() for name in names}
+    # Where the plugin was loaded before, our hook is around one of them.
+    names = {
+        name: unwrap(getattr(modules[module], name)) for module, names in _MODULES.items() for name in names
+    }
     return SimpleNamespace(**names, **ours)
 
 
