@@ -114,7 +114,8 @@ def with_breaks(engine: Engine, request: Request, every: int = 3) -> tuple[int, 
     raise AssertionError("it never ends")
 
 
-def test_failure_25_drafts_are_stale_after_a_preemption() -> None:
+@pytest.mark.parametrize("stamped_anew", [False, True])
+def test_failure_25_drafts_are_stale_after_a_preemption(stamped_anew: bool) -> None:
     kept = {"a": [B]}  # by request id: made behind the first a
     history = [A, B]  # what was committed before the request came back
     naive = FlaggedGrammar(replayed(PAIRS, history))
@@ -125,7 +126,8 @@ def test_failure_25_drafts_are_stale_after_a_preemption() -> None:
     def stubborn(batch: DecodeBatch) -> DraftTree:
         if len(first) < 3:
             first.append(chains(batch, [[A, B, C]] * len(batch)))
-        return first[len(first) // 2]
+        made = first[len(first) // 2]
+        return dataclasses.replace(made, step=batch.step) if stamped_anew else made
 
     engine, _ = engine_of(Scripted(stubborn))
     assert list(with_breaks(engine, LONG)) == plain_decoding(LONG)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -18,11 +20,13 @@ from specgrammar.trees.tree import DraftTree, HostTree
 from tests.catalogue.naive import FlaggedGrammar, row_behind
 from tests.catalogue.ours import (
     AB,
+    ENDED,
     LIVE,
     ONE,
     PAIRS,
     A,
     B,
+    C,
     Scripted,
     chains,
     decoded,
@@ -108,6 +112,45 @@ def test_failure_59_max_new_tokens_is_overshot_by_accepted_drafts() -> None:
         session = GrammarSession(VOCABULARY, stops=stops)
         assert session.commit(block) == kept
         assert (session.output, session.finish) == (block[:kept], reason)
+
+
+@every_backend
+def test_failure_62_a_grammar_that_can_only_end_refuses_the_stop_token(name: str) -> None:
+    once = GrammarSpec.regex("ab")
+    naive: Any = matcher(once, "llguidance")
+    native = naive._native  # the library's own, which stops by itself where nothing but the end can follow
+    assert native.try_consume_tokens([AB]) == 1
+    assert native.is_stopped()
+    assert native.try_consume_tokens([STOP]) == 0, "the token that the model says next is refused"
+
+    session = GrammarSession(VOCABULARY, matcher(once, name))
+    session.commit([AB])
+    for _ in range(2):
+        assert session.validate([STOP, AB]) == 1
+        rows = rows_for(2)
+        assert session.fill(HostTree.from_chains([[AB, STOP]]), rows).tolist() == [LIVE, ENDED]
+        assert ids(rows[0]) == [STOP]
+    session.commit([STOP])
+    assert (session.finish, session.error) == ("stop", None)
+
+
+def test_failure_63_of_several_stop_strings_a_later_one_is_taken() -> None:
+    stops, block = ("c", "b"), [A, B, C]
+
+    def naive(tokens: list[int]) -> str | None:
+        text = VOCABULARY.text(tokens).decode()
+        return next((stop for stop in stops if stop in text), None)
+
+    one_by_one = next(found for n in range(1, 4) if (found := naive(block[:n])))
+    assert (one_by_one, naive(block)) == ("b", "c"), "the request's order, not the text's"
+
+    outputs = []
+    for width in (1, 2, 3):
+        session = GrammarSession(VOCABULARY, stops=StopRules(stop_strings=stops))
+        for begin in range(0, 3, width):
+            session.commit(block[begin : begin + width])
+        outputs.append((session.output, session.text, session.finish))
+    assert outputs == [([A, B], "a", "stop_string")] * 3
 
 
 def backend_over(name: str, vocabulary: Vocabulary) -> ReferenceBackend:
