@@ -273,7 +273,7 @@ BROKEN_MATCHERS = [
             "the stop token is no step",
             StopIsNoStep,
             _STOP,
-            r"after rollback\(1\) behind the stop token",
+            r"rollback\(1\)",
         ),
         (
             "the stop token is two steps",
