@@ -10,13 +10,14 @@ from specgrammar.testing.checks.base import Check
 from specgrammar.testing.reference import ReferenceBackend
 from specgrammar_llguidance import LLGuidanceBackend
 from specgrammar_xgrammar import XGrammarBackend
+from tests.conformance.broken.backends import BROKEN_BACKENDS
 from tests.conformance.broken.masks import BROKEN_MASKS
 from tests.conformance.broken.matchers import BROKEN_MATCHERS
 from tests.conformance.broken.rejected import BACKEND_LISTS
 from tests.conformance.cases import Broken
 
 CHECKS = [check for checks in BACKEND_LISTS for check in checks]
-BROKEN = [*BROKEN_MATCHERS, *BROKEN_MASKS]
+BROKEN = [*BROKEN_MATCHERS, *BROKEN_MASKS, *BROKEN_BACKENDS]
 
 
 @pytest.mark.parametrize("make", [ReferenceBackend, XGrammarBackend, LLGuidanceBackend])
