@@ -31,11 +31,12 @@ VOCABULARY = Vocabulary((*TEXTS, b"", b"", b""), stop_ids=(STOP,), special_ids=f
 
 OTHER_STOP, CONTROL = len(TEXTS) + 3, len(TEXTS) + 4
 TWO_STOPS = Vocabulary(
-    (*VOCABULARY.tokens, b"c", b"a"),
+    (*VOCABULARY.tokens, b"c", b"a", "é".encode(), b"\xc3", b"\xa9"),
     stop_ids=(STOP, OTHER_STOP),
     special_ids=frozenset({STOP, PAD, SPECIAL, OTHER_STOP, CONTROL}),
 )
-"""The same with what real vocabularies have: a second stop id and a special id that look like texts."""
+"""The same with what real vocabularies have: a second stop id and a special id that look like texts, and ids
+that are half a character."""
 
 BYTE_STOP = 256
 BYTES = Vocabulary(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, reject, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -196,3 +197,5 @@ def run_machine(machine: type[RuleBasedStateMachine], max_examples: int) -> None
     except ConformanceError as error:
         error.__notes__ = []  # hypothesis's own account of the steps: the story says it better
         raise
+    except Flaky as error:
+        raise ConformanceError(f"the same calls do not give the same twice: {error}") from error

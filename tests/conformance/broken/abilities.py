@@ -1,0 +1,285 @@
+"""Backends and matchers whose abilities are wrong. `TreeFill`, `Walk`, `Sized` and `Tried` have them right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from specgrammar.errors import DeadEndError, MatcherError
+from specgrammar.grammar.native import BitmaskGuard
+from specgrammar.protocols.abilities import WalkCalls
+from specgrammar.protocols.grammar import GrammarSpec
+from specgrammar.testing.checks.abilities import (
+    check_a_walk_equals_checked_calls,
+    check_abilities_are_whole,
+    check_fill_tree_equals_fills_one_by_one,
+    check_the_size_is_known,
+    check_trials_are_of_an_equal_backend,
+    check_walks_that_cannot_begin_are_refused,
+)
+from specgrammar.testing.reference import ReferenceBackend, ReferenceCompiled, ReferenceMatcher
+from specgrammar.testing.toys import TWO_STOPS
+from tests.conformance.broken.rejected import backend_of, rejected
+
+
+class TreeFill(ReferenceMatcher):
+    def fill_tree(self, draft_tokens: Any, next_token: Any, next_sibling: Any, bitmask: Any, row: int) -> None:
+        self.tree = draft_tokens, next_token, next_sibling
+        self.bitmask, self.row = bitmask, row
+        self.visit(0)
+
+    def visit(self, node: int) -> None:
+        tokens, next_token, next_sibling = self.tree
+        self.fill(node)
+        child = int(next_token[node])
+        while child >= 0:
+            if self.accept(int(tokens[child])):
+                self.visit(child)
+                self.undo()
+            child = int(next_sibling[child])
+
+    def fill(self, node: int) -> None:
+        with contextlib.suppress(DeadEndError):
+            self.fill_bitmask(self.bitmask, self.row + node)
+
+    def undo(self) -> None:
+        self.rollback(1)
+
+
+class SiblingsShareARow(TreeFill):
+    """Remembers rows by the depth that they are for."""
+
+    def fill_tree(self, draft_tokens: Any, next_token: Any, next_sibling: Any, bitmask: Any, row: int) -> None:
+        self.known: dict[int, Any] = {}
+        super().fill_tree(draft_tokens, next_token, next_sibling, bitmask, row)
+
+    def fill(self, node: int) -> None:
+        super().fill(node)
+        words = self.bitmask[self.row + node]
+        words[:] = self.known.setdefault(len(self._history), words.copy())
+
+
+class StaysAtTheLastNode(TreeFill):
+    def visit(self, node: int) -> None:
+        tokens, next_token, _ = self.tree
+        super().visit(node)
+        if not node and next_token[0] >= 0:
+            self.accept(int(tokens[next_token[0]]))
+
+
+class TreeInRowZero(TreeFill):
+    def fill_tree(self, draft_tokens: Any, next_token: Any, next_sibling: Any, bitmask: Any, row: int) -> None:
+        super().fill_tree(draft_tokens, next_token, next_sibling, bitmask, 0 * row)
+
+
+class StaysFinished(TreeFill):
+    """Behind a stop token there is nothing to visit, so nothing is undone."""
+
+    def undo(self) -> None:
+        if not self._finished:
+            super().undo()
+
+
+class ClearsTheBitmask(TreeFill):
+    def fill_tree(self, draft_tokens: Any, next_token: Any, next_sibling: Any, bitmask: Any, row: int) -> None:
+        bitmask[:] = 0
+        super().fill_tree(draft_tokens, next_token, next_sibling, bitmask, row)
+
+
+class RaisesInATree(TreeFill):
+    def fill(self, node: int) -> None:
+        self.fill_bitmask(self.bitmask, self.row + node)
+
+
+class TreeIsAChain(TreeFill):
+    def visit(self, node: int) -> None:
+        depth = len(self._history)
+        self.fill(node)
+        for child, token in enumerate(self.tree[0][1:], start=1):
+            if not self.accept(int(token)):
+                break
+            self.fill(child)
+        self.rollback(len(self._history) - depth)
+
+
+class NoTreeYet(ReferenceMatcher):
+    def fill_tree(self, *_: Any) -> None:
+        raise NotImplementedError("fill_tree")
+
+
+class Walk(ReferenceMatcher):
+    def walk_calls(self, bitmask: Any) -> WalkCalls:
+        self.check_walk(bitmask)
+        return WalkCalls(self.go, partial(self.fill, bitmask), self.rollback)
+
+    def check_walk(self, bitmask: Any) -> None:
+        BitmaskGuard(self._vocabulary, id).handle(bitmask)
+        if self._finished:
+            raise MatcherError("the sequence has ended")
+
+    def go(self, token: int) -> None:
+        self.accept(token)
+
+    def fill(self, bitmask: Any, row: int) -> None:
+        with contextlib.suppress(DeadEndError):
+            self.fill_bitmask(bitmask, row)
+
+
+class WalkRaises(Walk):
+    def fill(self, bitmask: Any, row: int) -> None:
+        self.fill_bitmask(bitmask, row)
+
+
+class WalkIsNotCounted(Walk):
+    def go(self, token: int) -> None:
+        self.accept(token)
+        del self._history[-2]
+
+
+class WalkInRowZero(Walk):
+    def fill(self, bitmask: Any, row: int) -> None:
+        super().fill(bitmask, 0 * row)
+
+
+class WalkUndoesOne(Walk):
+    def walk_calls(self, bitmask: Any) -> WalkCalls:
+        calls = super().walk_calls(bitmask)
+        return WalkCalls(calls.accept, calls.fill, lambda _: self.rollback(1))
+
+
+class WalkRemembersRows(Walk):
+    def walk_calls(self, bitmask: Any) -> WalkCalls:
+        self.known: dict[int, Any] = {}
+        return super().walk_calls(bitmask)
+
+    def fill(self, bitmask: Any, row: int) -> None:
+        super().fill(bitmask, row)
+        bitmask[row] = self.known.setdefault(len(self._history), bitmask[row].copy())
+
+
+class WalkTakesAnyBitmask(Walk):
+    def check_walk(self, _: Any) -> None:
+        if self._finished:
+            raise MatcherError("the sequence has ended")
+
+
+class WalkBehindTheEnd(Walk):
+    def check_walk(self, bitmask: Any) -> None:
+        BitmaskGuard(self._vocabulary, id).handle(bitmask)
+
+
+@dataclass(frozen=True, eq=False)
+class SizedCompiled(ReferenceCompiled):
+    @property
+    def num_bytes(self) -> int:
+        return 100 * len(self.spec.source) + 100
+
+
+class UnknownSize(SizedCompiled):
+    @property
+    def num_bytes(self) -> int:
+        return 0
+
+
+class GrowingSize(SizedCompiled):
+    """Counts what has been worked out so far."""
+
+    @property
+    def num_bytes(self) -> int:
+        return 100 + len(self.parser.start.after)
+
+
+class Sized(ReferenceBackend):
+    compiled_class: type[SizedCompiled] = SizedCompiled
+
+    def compile(self, spec: GrammarSpec) -> ReferenceCompiled:
+        made = super().compile(spec)
+        return self.compiled_class(made.spec, made.weakened, made.parser)
+
+
+class SizeZero(Sized):
+    compiled_class = UnknownSize
+
+
+class SizeGrows(Sized):
+    compiled_class = GrowingSize
+
+
+class Tried(ReferenceBackend):
+    def may_hang(self, spec: GrammarSpec) -> bool:
+        self.compile(spec)
+        return spec.kind == "grammar"
+
+    def recipe(self) -> Callable[[], ReferenceBackend]:
+        return partial(type(self), self.vocabulary)
+
+
+class HalfTried(ReferenceBackend):
+    def may_hang(self, spec: GrammarSpec) -> bool:
+        return spec.kind == "grammar"
+
+
+class RecipeCannotTravel(Tried):
+    def recipe(self) -> Callable[[], ReferenceBackend]:
+        return lambda: self
+
+
+class RecipeOfAnotherVocabulary(Tried):
+    def recipe(self) -> Callable[[], ReferenceBackend]:
+        return partial(type(self), TWO_STOPS)
+
+
+class RecipeOfAnotherBackend(Tried):
+    def recipe(self) -> Callable[[], ReferenceBackend]:
+        return partial(ReferenceBackend, self.vocabulary)
+
+
+class MayHangEscapes(Tried):
+    def may_hang(self, spec: GrammarSpec) -> bool:
+        if not spec.source:
+            raise IndexError("string index out of range")
+        return True
+
+
+RIGHT_ABILITIES = [backend_of(TreeFill), backend_of(Walk), Sized, Tried]
+
+_TREE = check_fill_tree_equals_fills_one_by_one
+_WALK = check_a_walk_equals_checked_calls
+_BEGIN = check_walks_that_cannot_begin_are_refused
+_TRIAL = check_trials_are_of_an_equal_backend
+
+BROKEN_ABILITIES = [
+    rejected(fault, make, check, finds)
+    for fault, make, check, finds in (
+        ("a tree's siblings get one row", SiblingsShareARow, _TREE, r"fill_tree gives node \d"),
+        ("a tree fill stays at the last node", StaysAtTheLastNode, _TREE, "after fill_tree, behind"),
+        ("a tree fill ignores its row", TreeInRowZero, _TREE, "fill_tree gives node 0|outside of the tree's"),
+        ("a tree fill stays behind a stop token", StaysFinished, _TREE, "fill_tree, behind .*|gives node"),
+        ("a tree fill clears other rows", ClearsTheBitmask, _TREE, "wrote to rows outside of the tree's"),
+        ("a tree fill raises dead ends", RaisesInATree, _TREE, "raised DeadEndError"),
+        ("a tree is filled as a chain", TreeIsAChain, _TREE, r"fill_tree gives node \d"),
+        ("a tree fill that is not written yet", NoTreeYet, _TREE, "raised NotImplementedError"),
+        ("a walk raises dead ends", WalkRaises, _WALK, "raised DeadEndError"),
+        ("a walk's tokens are no steps", WalkIsNotCounted, _WALK, "raised MatcherError: rollback"),
+        ("a walk fills row 0", WalkInRowZero, _WALK, "fill of walk_calls gives"),
+        ("a walk undoes one token at a time", WalkUndoesOne, _WALK, "after a walk|fill of walk_calls gives"),
+        ("a walk remembers rows by depth", WalkRemembersRows, _WALK, "fill of walk_calls gives"),
+        (
+            "a walk takes any bitmask",
+            WalkTakesAnyBitmask,
+            _BEGIN,
+            "of a bitmask of (int64|uint8) raised nothing",
+        ),
+        ("a walk begins behind the end", WalkBehindTheEnd, _BEGIN, "behind a stop token raised nothing"),
+        ("a size of nothing", SizeZero, check_the_size_is_known, "num_bytes is 0"),
+        ("a size that grows", SizeGrows, check_the_size_is_known, "num_bytes after a matcher worked is"),
+        ("trials without a recipe", HalfTried, check_abilities_are_whole, "the backend has may_hang alone"),
+        ("a recipe that cannot travel", RecipeCannotTravel, _TRIAL, "cannot travel to another process"),
+        ("a recipe of another vocabulary", RecipeOfAnotherVocabulary, _TRIAL, "vocabulary's fingerprint"),
+        ("a recipe of another backend", RecipeOfAnotherBackend, _TRIAL, "the class that the recipe makes"),
+        ("`may_hang` raises what it likes", MayHangEscapes, _TRIAL, "raised IndexError"),
+    )
+]
