@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 from specgrammar.checks import check_int
-from specgrammar.grammar.forced import Speller
 from specgrammar.protocols.spec import (
     ALGORITHM_API_VERSION,
     Commit,
@@ -23,6 +24,7 @@ from specgrammar.protocols.spec import (
     RequestView,
     Topology,
 )
+from specgrammar.spec.spelling import LearntSpelling
 from specgrammar.trees.tree import DraftTree, HostTree
 
 
@@ -62,24 +64,30 @@ class ForcedAlgorithm:
 
 
 class ForcedProducer:
-    """Proposes what has to come."""
+    """Proposes what has to come, and learns how the target spells it.
+
+    Attributes:
+        spelling: how texts are spelt.
+    """
 
     needs: Needs = "grammar"
 
     def __init__(self, options: ForcedAlgorithm, context: ProducerContext) -> None:
-        """Nothing is kept of a request."""
+        """No request and no habits of the target yet."""
+        self.spelling: LearntSpelling = LearntSpelling(context.vocabulary)
         self._num_draft_tokens = options.num_draft_tokens
-        self._speller = Speller(context.vocabulary)
+        self._runs: dict[str, list[_Run]] = {}
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One chain per request, see `TreeProducer`."""
         chains = self.continue_behind(batch.requests, [()] * len(batch), self._num_draft_tokens)
-        roots = [view.tokens[-1] for view in batch.requests]
-        limits = [view.max_draft_tokens for view in batch.requests]
-        host = HostTree.from_chains(
-            [[r, *chain[:n]] for r, chain, n in zip(roots, chains, limits, strict=True)]
-        )
-        return DraftTree.from_host(batch.step, host, sources=("forced",))
+        nodes = [
+            [view.tokens[-1], *chain[: view.max_draft_tokens]]
+            for view, chain in zip(batch.requests, chains, strict=True)
+        ]
+        host = HostTree.from_chains(nodes)
+        source = np.zeros(host.num_nodes, np.int16)
+        return DraftTree.from_host(batch.step, host, source=source, sources=("forced",))
 
     def continue_behind(
         self, requests: Sequence[RequestView], drafts: Sequence[Sequence[int]], num_tokens: int
@@ -89,8 +97,25 @@ class ForcedProducer:
         for view, behind in zip(requests, drafts, strict=True):
             text = b"" if view.grammar is None else view.grammar.forced_text(behind)
             last = behind[-1] if behind else view.tokens[-1]
-            chains.append(list(self._speller.spell(last, text)[:num_tokens]) if text else [])
+            chain = self.spelling.spell(last, text, num_tokens) if text else []
+            if chain:
+                self._runs.setdefault(view.request_id, []).append(_Run(tuple(behind), last, text, chain))
+            chains.append(chain)
         return chains
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Nothing is learnt."""
+        """Learn how the target spelt what was forced."""
+        for commit in commits:
+            for run in self._runs.pop(commit.request_id, ()):
+                depth = len(run.behind)
+                if commit.tokens[:depth] == run.behind:
+                    self.spelling.learn(run.last_token, run.text, run.chain, commit.tokens[depth:])
+
+
+class _Run(NamedTuple):
+    """A chain that was drafted behind others, and what it spells."""
+
+    behind: tuple[int, ...]
+    last_token: int
+    text: bytes
+    chain: list[int]

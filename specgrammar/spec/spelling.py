@@ -1,0 +1,77 @@
+"""`LearntSpelling`: forced text as the target spells it, as far as it has been seen to.
+
+A model has habits that its tokenizer does not know: many begin JSON with `{` where the tokenizer says `{"`. Where the
+target keeps a forced text but spells it otherwise, its way is tried first the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specgrammar.grammar.forced import Speller
+from specgrammar.protocols.grammar import Vocabulary
+
+_MOST_LEARNT = 4096
+"""Habits that are kept, the newest: most of a model's show within a few requests."""
+
+
+class LearntSpelling:
+    """Spells forced text behind a token; replicas that see the same commits spell alike.
+
+    Attributes:
+        num_respelled: how often the target kept a forced text and spelt it otherwise.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Spell as the tokenizer does."""
+        self.num_respelled: int = 0
+        self._vocabulary = vocabulary
+        self._speller = Speller(vocabulary)
+        self._learnt: dict[tuple[int, int], int] = {}  # last token and the tokenizer's next one: the target's
+
+    def spell(self, last_token: int, text: bytes, num_tokens: int) -> list[int]:
+        """At most `num_tokens` tokens that spell `text`, or the beginning of it, behind `last_token`."""
+        spelt: list[int] = []
+        rest = list(self._speller.spell(last_token, text))
+        while rest and len(spelt) < num_tokens:
+            token = rest.pop(0)
+            habit = self._learnt.get((last_token, token))
+            if habit is not None and text.startswith(self._vocabulary.tokens[habit]):
+                token = habit
+                rest = list(self._speller.spell(token, text[len(self._vocabulary.tokens[token]) :]))
+            spelt.append(token)
+            text = text[len(self._vocabulary.tokens[token]) :]
+            last_token = token
+        return spelt
+
+    def learn(self, last_token: int, text: bytes, chain: Sequence[int], committed: Sequence[int]) -> None:
+        """Look at what the target made of a chain that spelt `text` behind `last_token`.
+
+        Args:
+            last_token: as it was spelt behind.
+            text: the forced text.
+            chain: what `spell` gave.
+            committed: what was committed from the chain's first token on.
+        """
+        for token, chosen in zip(chain, committed, strict=False):
+            if token != chosen:
+                self._respelt(last_token, text, token, chosen)
+                return
+            text = text[len(self._vocabulary.tokens[token]) :]
+            last_token = token
+
+    def _respelt(self, last_token: int, text: bytes, token: int, chosen: int) -> None:
+        if not 0 <= chosen < self._vocabulary.vocab_size:
+            return
+        said = self._vocabulary.tokens[chosen]
+        if not said or not (text.startswith(said) or said.startswith(text)):
+            return
+        self.num_respelled += 1
+        usual = self._speller.spell(last_token, text)[:1]
+        if usual == (chosen,):
+            self._learnt.pop((last_token, chosen), None)  # the habit was none
+        elif usual and text.startswith(said):
+            self._learnt.pop((last_token, usual[0]), None)
+            self._learnt[last_token, usual[0]] = chosen
+            if len(self._learnt) > _MOST_LEARNT:
+                del self._learnt[next(iter(self._learnt))]
