@@ -17,7 +17,7 @@ import numpy as np
 
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request, RequestOutput
-from specgrammar.testing.checks.base import expect
+from specgrammar.testing.checks.base import Story, expect, telling
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.late_target import OUT_OF_MEMORY
 from specgrammar.testing.toys import texts_of
@@ -41,6 +41,19 @@ class Seeded:
         """A number in [0, n)."""
         self.chosen.append(self._random.randrange(n))
         return self.chosen[-1]
+
+
+def grow(num: int, play: Callable[[Choose, Story, float], None]) -> None:
+    """Play so many examples, always the same ones, from small to large: the first that fails is reported.
+
+    Args:
+        num: how many.
+        play: is given what draws the example, who is told, and how large it may be, in (0, 1].
+    """
+    for seed in range(num):
+        story = Story()
+        with telling(story):
+            play(Seeded(seed), story, (1 + seed) / num)
 
 
 def delays(choose: Choose) -> DelayedDevice:

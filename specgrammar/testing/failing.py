@@ -1,0 +1,89 @@
+"""Parts of an engine that fail once, where they are told to: what is behind such a step has to go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specgrammar.protocols.adapter import EngineAdapter
+from specgrammar.protocols.spec import CausalDrafter, DecodeBatch, Drafts
+from specgrammar.protocols.target import PendingLogits
+from specgrammar.trees.tree import DraftTree
+
+
+class DraftError(Exception):
+    """What a drafter raises once."""
+
+
+@dataclass
+class FailingDrafts:
+    """An adapter whose draft model fails once, and else does what it does."""
+
+    adapter: EngineAdapter
+    fails_at: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.adapter, name)
+
+    def load_drafter(self, name: str) -> CausalDrafter:
+        """The adapter's; it fails at one of its calls."""
+        return _FailingDrafter(self.adapter.load_drafter(name), self.fails_at)
+
+
+@dataclass
+class _FailingDrafter:
+    """A draft model that fails once."""
+
+    drafter: CausalDrafter
+    left: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
+
+    def draft(self, batch: DecodeBatch, num_tokens: int, *, sampled: bool) -> Drafts:
+        """The drafter's, but for one."""
+        self.left -= 1
+        if self.left == 0:
+            raise DraftError
+        return self.drafter.draft(batch, num_tokens, sampled=sampled)
+
+
+class LostForwardError(Exception):
+    """What a forward raises once."""
+
+
+@dataclass
+class FailingForward:
+    """A target whose n-th forward fails once, on the host or on the stream."""
+
+    fails_at: int
+    on_stream: bool
+    adapter: Any = None
+    target: Any = None
+
+    def wrap(self, adapter: EngineAdapter) -> EngineAdapter:
+        """Adapter and target in one, like `adapter`."""
+        self.adapter, self.target = adapter, self
+        self.device, self.vocabulary = adapter.device, adapter.vocabulary
+        self.load_drafter = adapter.load_drafter
+        made: Any = self
+        return made  # type: ignore[no-any-return]  # an adapter by its members
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.adapter.target, name)
+
+    def verify(self, batch: DecodeBatch, tree: DraftTree) -> PendingLogits:
+        """The target's, but for one."""
+        self.fails_at -= 1
+        if self.fails_at == 0 and not self.on_stream:
+            raise LostForwardError
+        pending: PendingLogits = (
+            self.adapter.device.launch(_lose, "forward")
+            if self.fails_at == 0
+            else self.adapter.target.verify(batch, tree)
+        )
+        return pending
+
+
+def _lose() -> None:
+    raise LostForwardError
