@@ -23,6 +23,7 @@ from specgrammar.trees.tree import DraftTree, HostTree
 from tests.catalogue.naive import FlaggedGrammar, chain_rows, everything, greedy_path, masked
 from tests.catalogue.ours import (
     AB,
+    LIVE,
     ONE,
     PADDING,
     PAIRS,
@@ -165,10 +166,9 @@ def test_failure_27_a_lost_hand_off_gives_permissive_rows(name: str) -> None:
     assert greedy_path(masked(wanted, rows), [AB]) == [AB, ONE]
 
     tree = HostTree.from_chains([[A, AB]])
-    paths = accepted(tree, wanted, np.zeros(2, np.int8))
-    assert (paths.accept_length.tolist(), paths.bonus_token.tolist()) == ([0], [-1]), (
-        "what nobody filled is dead"
-    )
+    for status, bonus in ((np.zeros(2, np.int8), -1), (np.array([LIVE, 0], np.int8), AB)):
+        paths = accepted(tree, wanted, status)
+        assert (paths.accept_length.tolist(), paths.bonus_token.tolist()) == ([0], [bonus]), "unfilled is dead"
     with pytest.raises(TreeError, match="1 sessions for a tree of 2"):
         mask_of([session_of(PAIRS, name=name)], HostTree.from_chains([[A, AB], [A]]))
 

@@ -151,6 +151,9 @@ def test_failure_63_of_several_stop_strings_a_later_one_is_taken() -> None:
             session.commit(block[begin : begin + width])
         outputs.append((session.output, session.text, session.finish))
     assert outputs == [([A, B], "a", "stop_string")] * 3
+    both = GrammarSession(VOCABULARY, stops=StopRules(stop_strings=stops))
+    both.commit([A, TEXTS.index(b"bc")])
+    assert both.text == "a", "also where one token completes both"
 
 
 def backend_over(name: str, vocabulary: Vocabulary) -> ReferenceBackend:

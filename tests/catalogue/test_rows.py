@@ -45,6 +45,7 @@ from tests.catalogue.ours import (
     wanting,
 )
 
+THREE_PAIRS = GrammarSpec.regex("(ab){3}")
 LETTERS = [GrammarSpec.regex(f"{letter}+") for letter in "abc"]
 
 
@@ -96,14 +97,14 @@ def flat_rows(state: GrammarMatcher, tokens: list[int]) -> list[Row]:
 @every_backend
 def test_failure_15_a_tree_is_treated_as_a_chain(name: str) -> None:
     tokens, parents = [AB, A, AB, B], [-1, 0, 0, 1]
-    naive = flat_rows(replayed(PAIRS, [AB], name), tokens)
+    naive = flat_rows(replayed(THREE_PAIRS, [AB], name), tokens)
     assert ids(naive[2]) == ids(everything()), "a sibling's token is not legal behind its sibling"
 
     rows = rows_for(4)
-    status = fill_dense([session_of(PAIRS, [AB], name)], tree_of(tokens, parents), rows)
+    status = fill_dense([session_of(THREE_PAIRS, [AB], name)], tree_of(tokens, parents), rows)
     assert status.tolist() == [LIVE] * 4
     for node, path in enumerate(([], [A], [AB], [A, B])):
-        assert ids(rows[node]) == legal_behind(PAIRS, [AB, *path], name)
+        assert ids(rows[node]) == legal_behind(THREE_PAIRS, [AB, *path], name)
 
 
 @every_backend
