@@ -18,7 +18,6 @@ from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.build import build_grammar_mask
 from specgrammar.grammar.calls import calls_of
 from specgrammar.grammar.dense import fill_dense
-from specgrammar.grammar.gate import Markers
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.staging import Resolved
@@ -326,33 +325,6 @@ def test_invariant_4_a_backend_that_contradicts_itself_ends_the_request() -> Non
     session = GrammarSession(VOCABULARY, cast(Any, Inconsistent("xgrammar", GRAMMARS[0], "", 0)))
     assert not build([session], HostTree.from_chains([[0, 0]])).status.any()
     assert "does not accept it" in str(session.error)
-
-
-@given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=5), names)
-def test_rows_are_masked_from_the_marker_on_wherever_it_ends(
-    before: list[int], drafts: list[int], name: str
-) -> None:
-    """The marker is (2, 2), split in any way over what is committed and what is drafted."""
-    spec = GRAMMARS[3]
-    gate = Markers([[2, 2]])
-    session = GrammarSession(VOCABULARY, matcher(name, spec), gate=gate)
-    session.commit(before)
-    mask = build([session], HostTree.from_chains([[0, *drafts]]))
-    fresh = matcher(name, spec)
-    state, legal = 0, True
-    for node, token in enumerate([*before, None, *drafts]):
-        local = node - len(before)
-        if token is not None and legal:
-            if gate.is_open(state):
-                legal = fresh.accept(token)
-            else:
-                state = gate.step(state, token)
-        if local >= 0:
-            expected = REJECTED if not legal else LIVE if gate.is_open(state) else FREE
-            assert mask.status[local] == expected
-            if expected == LIVE:
-                row = mask.bitmask[mask.row_of_node[local]]
-                assert [i for i in range(19) if row[i // 32] >> (i % 32) & 1] == legal_ids(fresh)
 
 
 def test_mixed_batches_ragged_widths_and_zero_drafts() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specgrammar.errors import ConfigError
+from specgrammar.grammar.gate import Markers
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.runtime.request import Request
 
@@ -62,6 +63,19 @@ def test_sequences_are_kept_as_tuples_of_ints() -> None:
 def test_an_impossible_field_is_refused_by_name(field: str, value: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=r"^request 'r': " + named):
         Request(**GOOD | {field: value})
+
+
+def test_what_opens_a_grammar_is_a_marker_or_a_gate() -> None:
+    spec, gate = GrammarSpec.regex("a"), Markers(after=((4,),), at=((5, 6),))
+    assert Request("r", (1,), spec).gate is None
+    assert Request("r", (1,), spec, grammar_start=(4, 5)).gate == Markers(after=((4, 5),))
+    request = Request("r", (1,), spec, grammar_start=gate)
+    assert request.gate is request.grammar_start is gate
+    assert hash(request) == hash(Request("r", (1,), spec, grammar_start=Markers(after=((4,),), at=((5, 6),))))
+    with pytest.raises(ConfigError, match=r"^request 'r': grammar_start without a grammar"):
+        Request("r", (1,), grammar_start=gate)
+    with pytest.raises(ConfigError, match=r"^request 'r': prompt_tokens = Markers"):
+        Request("r", gate, spec)  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.parametrize("request_id", ["", 3, None, "\ud800"])
