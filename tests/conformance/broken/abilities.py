@@ -161,7 +161,8 @@ class WalkRemembersRows(Walk):
 
 
 class WalkTakesAnyBitmask(Walk):
-    def check_walk(self, _: Any) -> None:
+    def check_walk(self, bitmask: Any) -> None:
+        del bitmask
         if self._finished:
             raise MatcherError("the sequence has ended")
 

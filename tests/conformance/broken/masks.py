@@ -137,7 +137,8 @@ class DeadEndFailsOpen(Rows):
 
 
 class DeadEndLeavesTheRow(Rows):
-    def dead_end(self, *_: Any) -> None:
+    def dead_end(self, bitmask: Any, row: int) -> None:
+        del bitmask, row
         raise DeadEndError("nothing is legal")
 
 

@@ -353,7 +353,7 @@ BROKEN_MATCHERS = [
             "`accept_prefix` stops one late",
             PrefixOneLate,
             _PREFIX,
-            r"accept_prefix\(.*\) behind \[\] is 1; expected 0",
+            r"accept_prefix\(.*\) behind .* is (\d); expected (?!\1)\d",
         ),
         (
             "`accept_prefix` is all or nothing",
@@ -365,7 +365,7 @@ BROKEN_MATCHERS = [
             "`accept_prefix` goes on behind the stop",
             PrefixBehindTheStop,
             _PREFIX,
-            r"accept_prefix\(.*\) behind \[.*stop \(16\)\] is 1; expected 0",
+            r"accept_prefix\(.*stop \(16\).* is \d; expected \d",
         ),
         (
             "`accept_prefix` is one step",
