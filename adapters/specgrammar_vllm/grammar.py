@@ -1,0 +1,102 @@
+"""One request's grammar as vLLM holds it: a `StructuredOutputGrammar` around a `GrammarSession`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgrammar.errors import SpecGrammarError
+from specgrammar.grammar.filling import as_request_error
+from specgrammar.grammar.session import GrammarSession
+from specgrammar_vllm.chain import fill_chain
+
+_log = logging.getLogger(__name__)
+
+
+class SessionGrammar:
+    """What `SessionBackend` compiles and `Walks` moves.
+
+    vLLM's own walks need `rollback`, `fill_bitmask` and `reset`; nobody calls them once `Walks` has taken over.
+
+    Attributes:
+        session: the request's.
+    """
+
+    def __init__(self, session: GrammarSession) -> None:
+        """Stand at the start of a grammar."""
+        self.session = session
+        self._legal: list[int] = []  # drafts that were found legal where the session stands
+
+    def is_terminated(self) -> bool:
+        """Whether nothing more is restricted: a stop token was committed, or the request has failed."""
+        return self.session.finish is not None
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """The longest prefix that could be committed from here, a stop token included."""
+        self._legal = tokens[: self.session.validate(tokens)]
+        return self._legal
+
+    def fill(self, drafts: Sequence[int], bitmask: NDArray[np.int32], row: int) -> None:
+        """Write the rows before each draft and behind the last one, in vLLM's layout; never raises.
+
+        Behind a draft that is not legal stands the row before it, as in vLLM: what was illegal there stays so.
+        Once the grammar has ended, and where the request fails here, rows are all ones.
+
+        Args:
+            drafts: without padding.
+            bitmask: C-contiguous, writeable int32 `[rows, num_words]`.
+            row: of the first draft.
+        """
+        session, end = self.session, row + len(drafts) + 1
+        if session.finish is None and self._legal[: len(drafts)] != drafts:  # not what was validated
+            self.validate_tokens(list(drafts))
+        if session.finish is not None:
+            bitmask[row:end] = -1
+            return
+        assert session.cursor is not None
+        legal = drafts if self._legal[: len(drafts)] == drafts else self._legal
+        last = row + len(legal)
+        ends_it = bool(legal) and legal[-1] in session.stops.stop_ids
+        try:
+            fill_chain(session.cursor, legal, ends_it, bitmask, row)
+        except Exception as error:
+            session.fail(as_request_error(error))
+            bitmask[row:end] = -1
+            return
+        bitmask[last + 1 : end] = bitmask[last]
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Commit what the target chose; False, with the reason in the log, where the request has failed.
+
+        What comes behind the end of the grammar is not restricted and is ignored (`ignore_eos`).
+        """
+        self._legal = []
+        if self.session.finish != "stop":
+            self.session.commit(tokens)
+        if self.session.error is None:
+            return True
+        _log.error("specgrammar: request %s fails: %s", request_id, self.session.error)
+        return False
+
+    def rollback(self, num_tokens: int) -> NoReturn:
+        """Refused, see the class."""
+        raise _not_taken_over(f"rollback({num_tokens})")
+
+    def fill_bitmask(self, bitmask: object, batch_index: int) -> NoReturn:
+        """Refused, see the class."""
+        raise _not_taken_over(f"fill_bitmask({type(bitmask).__name__}, {batch_index})")
+
+    def reset(self) -> NoReturn:
+        """Refused, see the class."""
+        raise _not_taken_over("reset()")
+
+
+def _not_taken_over(call: str) -> SpecGrammarError:
+    return SpecGrammarError(
+        f"vLLM called {call} of a request's grammar, which only its own walks do; "
+        "pass scheduler_cls='specgrammar_vllm.Scheduler', which replaces them"
+    )

@@ -1,0 +1,218 @@
+"""The three walks over drafts that vLLM's scheduler asks its structured output manager for.
+
+vLLM walks each draft in Python up to three times a step: to cut it to what is legal, to fill a row before each
+token, and to move over what was accepted. Here cutting and moving are the session's calls, rows are one native
+call a request, and they are filled from when the step is scheduled on, while the forward is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgrammar.errors import SpecGrammarError
+from specgrammar_vllm.ahead import FillThreads
+from specgrammar_vllm.grammar import SessionGrammar
+
+_WORTH_HANDING_OVER = 6
+"""Rows of a step that are worth waking a thread for: that costs as much as filling two or three."""
+
+
+class StructuredRequest(Protocol):
+    """vLLM's `StructuredOutputRequest`, as far as it is read here."""
+
+    grammar: object
+    reasoning_ended: bool | None
+
+
+class Request(Protocol):
+    """vLLM's `Request`, as far as it is read here."""
+
+    request_id: str
+    use_structured_output: bool
+    structured_output_request: StructuredRequest | None
+
+
+class Bounds(Protocol):
+    """vLLM's `ConstraintBounds`: indices into a request's tokens of one step."""
+
+    @property
+    def grammar_start(self) -> int:
+        """The first token that the grammar moves over."""
+        ...
+
+    @property
+    def constraint_start(self) -> int:
+        """The first token that a row restricts."""
+        ...
+
+
+class Manager(Protocol):
+    """vLLM's `StructuredOutputManager`, as far as it is asked here."""
+
+    reasoner_cls: type | None
+    enable_in_reasoning: bool
+
+    def _get_constraint_bounds(
+        self, request: Request, spec_tokens: Sequence[int], spec_tokens_committed: bool = False
+    ) -> Bounds:
+        """Where reasoning ends and the grammar begins, by vLLM's reasoning parser."""
+        ...
+
+
+class Filling(NamedTuple):
+    """A step whose rows are being filled: for what, and how to finish."""
+
+    request_ids: list[str]
+    drafts: list[list[int]]
+    num_rows: int
+    finish: Callable[[], None]
+
+
+class Walks:
+    """Stands in for the manager, as far as vLLM's scheduler calls it."""
+
+    def __init__(self, manager: Manager, bitmask: NDArray[np.int32], threads: FillThreads) -> None:
+        """Take over from a manager.
+
+        Args:
+            manager: knows when a request's reasoning ends.
+            bitmask: C-contiguous int32 with a row for every token of the largest step.
+            threads: fill beside the scheduler.
+        """
+        self._manager = manager
+        self._bitmask = bitmask
+        self._threads = threads
+        self._reasons = manager.reasoner_cls is not None and not manager.enable_in_reasoning
+        self._filling: Filling | None = None
+
+    def validate_tokens(self, request: Request, spec_tokens: list[int]) -> list[int]:
+        """The longest prefix of drafts that is legal or not restricted yet."""
+        if not request.use_structured_output:
+            return spec_tokens
+        drafts = _without_padding(spec_tokens)
+        start = self._manager._get_constraint_bounds(request, drafts).grammar_start if self._reasons else 0
+        if start >= len(drafts):
+            return drafts
+        return drafts[:start] + _grammar(request).validate_tokens(drafts[start:])
+
+    def begin(
+        self,
+        requests: Mapping[str, Request],
+        structured_output_request_ids: Sequence[str],
+        scheduled_spec_decode_tokens: Mapping[str, list[int]],
+    ) -> None:
+        """Begin with the rows that `grammar_bitmask` will be asked for, aside where that is worth it.
+
+        No request of the step may be moved before `grammar_bitmask` is called.
+        """
+        self._drop()
+        request_ids = list(structured_output_request_ids)
+        drafts = [list(scheduled_spec_decode_tokens.get(name, ())) for name in request_ids]
+        jobs: list[Callable[[], None]] = []
+        row = 0
+        for name, tokens in zip(request_ids, drafts, strict=True):
+            jobs.append(self._job(requests[name], tokens, row))
+            row += len(tokens) + 1
+        finish = self._threads.start(jobs, aside=row >= _WORTH_HANDING_OVER)
+        self._filling = Filling(request_ids, drafts, row, finish)
+
+    def grammar_bitmask(
+        self,
+        requests: Mapping[str, Request],
+        structured_output_request_ids: list[str],
+        scheduled_spec_decode_tokens: Mapping[str, list[int]],
+    ) -> NDArray[np.int32] | None:
+        """The rows of a step: for each request one before each draft, padding too, and the bonus row.
+
+        The memory is used again by the next step.
+        """
+        if not structured_output_request_ids:
+            return None
+        filling = self._filling
+        drafts = [scheduled_spec_decode_tokens.get(name, []) for name in structured_output_request_ids]
+        if filling is None or filling[:2] != (structured_output_request_ids, drafts):  # a request was aborted
+            self.begin(requests, structured_output_request_ids, scheduled_spec_decode_tokens)
+            filling = self._filling
+        assert filling is not None
+        self._drop()
+        return self._bitmask[: filling.num_rows]
+
+    def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
+        """Move over what the target chose; False where the request has failed.
+
+        Then `new_token_ids` is emptied: what was drawn from a row that restricted nothing reaches nobody.
+        """
+        if not request.use_structured_output or not new_token_ids:
+            return True
+        self._drop()
+        start = 0
+        if self._reasons:
+            bounds = self._manager._get_constraint_bounds(request, new_token_ids, spec_tokens_committed=True)
+            start = bounds.grammar_start
+            if start > len(new_token_ids):
+                return True
+            assert request.structured_output_request is not None
+            request.structured_output_request.reasoning_ended = True
+        if _grammar(request).accept_tokens(request.request_id, new_token_ids[start:]):
+            return True
+        new_token_ids.clear()
+        return False
+
+    def close(self) -> None:
+        """End the threads."""
+        self._drop()
+        self._threads.close()
+
+    def _drop(self) -> None:
+        """Finish what is under way; a grammar is moved by one thread at a time."""
+        if self._filling is not None:
+            self._filling.finish()
+            self._filling = None
+
+    def _job(self, request: Request, tokens: list[int], row: int) -> Callable[[], None]:
+        """What fills a request's rows. Reasoning is looked at here: vLLM's parsers are for one thread."""
+        drafts = _without_padding(tokens)
+        grammar_start = constraint_start = 0
+        if self._reasons:
+            bounds = self._manager._get_constraint_bounds(request, drafts)
+            grammar_start, constraint_start = bounds.grammar_start, bounds.constraint_start
+        return partial(self._fill, _grammar(request), drafts, len(tokens), row, grammar_start, constraint_start)
+
+    def _fill(
+        self,
+        grammar: SessionGrammar,
+        drafts: list[int],
+        num_tokens: int,
+        row: int,
+        grammar_start: int,
+        constraint_start: int,
+    ) -> None:
+        bitmask, end = self._bitmask, row + num_tokens + 1
+        if grammar_start <= len(drafts):
+            grammar.fill(drafts[grammar_start:], bitmask, row + grammar_start)
+        bitmask[row : row + min(constraint_start, len(drafts) + 1)] = -1  # still reasoning
+        bitmask[row + len(drafts) + 1 : end] = -1  # behind the first padding
+
+
+def _grammar(request: Request) -> SessionGrammar:
+    structured = request.structured_output_request
+    grammar = None if structured is None else structured.grammar
+    if not isinstance(grammar, SessionGrammar):
+        raise SpecGrammarError(
+            f"the grammar of request {request.request_id} is a {type(grammar).__name__}: something has taken "
+            "specgrammar's backend out of vLLM's structured output manager"
+        )
+    return grammar
+
+
+def _without_padding(tokens: list[int]) -> list[int]:
+    """The tokens before the first -1, as vLLM's `strip_speculative_padding` has it."""
+    if not tokens or min(tokens) >= 0:
+        return tokens
+    return list(takewhile(lambda token: token >= 0, tokens))
