@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError
 from specgrammar.grammar.bitmask import BitmaskRing
@@ -141,14 +142,32 @@ class MaskMaker:
 
 
 class _OnHost:
-    """sglang's tree as one of ours (`protocols.staging.StagedTree`)."""
+    """A tree of sglang's as one of ours (`protocols.staging.StagedTree`)."""
 
     def __init__(self, tree: SglangTree) -> None:
         self._tree = tree
 
     def resolve(self) -> HostTree:
-        next_token, next_sibling, tokens = (part.to(torch.int64).numpy() for part in self._tree.resolve())
+        """Wait for it. Nodes that nothing leads to, with which sglang fills its trees up, are padding."""
+        parts = [part.to(torch.int64).numpy() for part in self._tree.resolve()]
+        next_token, next_sibling, tokens = parts
+        if (unlinked := _unlinked(next_token, next_sibling)).any():
+            next_token, next_sibling, tokens = (np.where(unlinked, -1, part) for part in parts)
         return HostTree.from_dense(tokens, next_token, next_sibling)
+
+
+def _unlinked(*links: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which nodes `[bs, N]` no root leads to; a round more for each level of such nodes."""
+    lost = np.zeros(links[0].shape, np.bool_)
+    while True:
+        linked = np.zeros_like(lost)
+        linked[:, :1] = True
+        for link in links:
+            request, node = np.nonzero((link >= 0) & ~lost)
+            linked[request, link[request, node]] = True
+        if np.array_equal(lost, ~linked):
+            return lost
+        lost = ~linked
 
 
 _makers: dict[tuple[str, int], MaskMaker | None] = {}

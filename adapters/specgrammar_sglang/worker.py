@@ -31,7 +31,7 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from specgrammar.errors import StaleStepError
-from specgrammar.protocols.spec import ProducerContext, TreeProducer
+from specgrammar.protocols.spec import DraftGrammar, ProducerContext, TreeProducer
 from specgrammar.runtime.compatible import checked_producer
 from specgrammar.runtime.device import device_for
 from specgrammar.trees.tree import HostTree
@@ -137,10 +137,7 @@ class SpecGrammarWorker(BaseSpecWorker):
         latest = self._latest(batch)
         rows = []
         for index, (request, length) in enumerate(zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True)):
-            grammar = None
-            if self.producer.needs == "grammar" and is_walked_by_us(request.grammar):
-                grammar = session_of(request.grammar, self._vocabulary)
-            rows.append(Row(request, length + 1, latest[index], grammar))
+            rows.append(Row(request, length + 1, latest[index], self._grammar_of(request.grammar)))
         drafting, commits = self._histories.batch(rows, self._algorithm.topology.max_depth)
         self.producer.observe(commits)
         drafted = self.producer.propose(drafting)
@@ -154,6 +151,13 @@ class SpecGrammarWorker(BaseSpecWorker):
         validate_tree(tree)
         self._histories.drafted(tree)
         return tree
+
+    def _grammar_of(self, grammar: Any) -> DraftGrammar | None:
+        """Where a request's grammar stands, for a producer that reads it and while it restricts something."""
+        if self.producer.needs != "grammar" or not is_walked_by_us(grammar):
+            return None
+        session = session_of(grammar, self._vocabulary)
+        return session if session is not None and session.engaged else None
 
     def _latest(self, batch: Any) -> list[list[int]]:
         """What the step before committed for each request: waits for it where it is still in flight."""
