@@ -77,11 +77,9 @@ class FailingForward:
         self.fails_at -= 1
         if self.fails_at == 0 and not self.on_stream:
             raise LostForwardError
-        pending: PendingLogits = (
-            self.adapter.device.launch(_lose, "forward")
-            if self.fails_at == 0
-            else self.adapter.target.verify(batch, tree)
-        )
+        pending: PendingLogits = self.adapter.target.verify(batch, tree)
+        if self.fails_at == 0:
+            pending = self.adapter.device.launch(_lose, "forward")
         return pending
 
 

@@ -55,4 +55,5 @@ def surprise(counts: Mapping[Output, int], law: Mapping[Output, float]) -> float
     chi_square = sum((found - expected) ** 2 / expected for found, expected in cells)
     freedom = max(1, len(cells) - 1)
     spread = 2 / (9 * freedom)
-    return ((chi_square / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    distance: float = ((chi_square / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    return distance

@@ -141,8 +141,8 @@ class _WatchedProducer:
         except Exception as error:
             if self.needs != "grammar" and "NoneType" in str(error):
                 raise ConformanceError(
-                    f"propose raised {type(error).__name__}: {error}; view.grammar is None for a producer whose "
-                    f"needs is {self.needs!r}, one that reads it declares needs = 'grammar'"
+                    f"propose raised {type(error).__name__}: {error}; view.grammar is None for a producer "
+                    f"whose needs is {self.needs!r}, one that reads it declares needs = 'grammar'"
                 ) from error
             raise
         for view, tokens in zip(batch.requests, before, strict=True):

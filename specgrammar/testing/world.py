@@ -51,6 +51,7 @@ class World:
         opened: an adapter that nobody else uses meanwhile: on the device that is given, or on its own.
         has_any_device: whether it runs on a device that is given.
         effort: which share of the toy world's examples can be afforded.
+        num_steps: the longest play of a producer alone.
         show: tokens for people.
         logits_behind: the target's logits behind some tokens, where they can be had for nothing.
     """
@@ -62,6 +63,7 @@ class World:
     has_any_device: bool
     effort: float
     show: Callable[[Sequence[int]], str]
+    num_steps: int = 14
     logits_behind: Callable[[Sequence[int]], torch.Tensor] | None = None
     _alone: dict[int, RequestOutput] = field(default_factory=dict)
 
@@ -174,6 +176,7 @@ def adapter_world(
         has_any_device=False,
         effort=effort,
         show=show,
+        num_steps=5,
     )
 
 

@@ -24,11 +24,8 @@ from tests.spec.toy_eagle import toy_eagle
 
 OURS: dict[str, Callable[[], SpecAlgorithm]] = {
     "none": NoSpeculation,
-    "ngram": NgramAlgorithm,
     "ngram, wide": partial(NgramAlgorithm, num_draft_tokens=12, breadth=8, depth=3, capacity=10),
-    "ngram, narrow": partial(NgramAlgorithm, num_draft_tokens=5, breadth=1, depth=9, shared=False),
     "chain": ChainAlgorithm,
-    "chain, short": partial(ChainAlgorithm, num_draft_tokens=1, min_match=2),
     "chain, model": partial(ChainAlgorithm, drafter="toy"),
     "chain, sampled": partial(ChainAlgorithm, drafter="toy", draft_sampling="sampled", num_draft_tokens=3),
     "eagle": partial(toy_eagle, 3, 3, 9),
@@ -36,7 +33,7 @@ OURS: dict[str, Callable[[], SpecAlgorithm]] = {
     "eagle, cut chain": partial(toy_eagle, 1, 4, 3),
     "what the broken ones break": partial(Algorithm, Copier),
 }
-WHOLE = ("none", "ngram", "chain, model", "chain, sampled", "eagle", "what the broken ones break")
+WHOLE = ("ngram, wide", "chain, model", "chain, sampled", "eagle", "what the broken ones break")
 
 
 def assert_kept(checks: Checks, make: Callable[[], SpecAlgorithm]) -> None:
@@ -70,6 +67,4 @@ def test_broken_workers_are_rejected(broken: Broken) -> None:
 
 def test_a_world_says_what_cannot_draft_in_it() -> None:
     assert TOY_WORLD.refusal(NoSpeculation) == ""
-    assert "another target" in TOY_WORLD.refusal(EagleAlgorithm) or "target" in TOY_WORLD.refusal(
-        EagleAlgorithm
-    )
+    assert "has shape [19, 16], expected [49152, 576]" in TOY_WORLD.refusal(EagleAlgorithm)

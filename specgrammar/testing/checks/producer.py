@@ -36,8 +36,7 @@ from specgrammar.testing.world import TOY_WORLD, MakeAlgorithm, World, context_o
 
 PRODUCER_CHECKS = Checks("producer")
 
-_NUM_PLAYS = 40
-_LONGEST_PLAY = 14
+_NUM_PLAYS = 20
 
 
 @contextmanager
@@ -52,7 +51,7 @@ def drive(make: MakeAlgorithm, world: World, judge: Judge) -> None:
 
     def play(choose: Choose, story: Story, size: float) -> None:
         with driven(make, world, story, judge=judge) as driver:
-            driver.play(choose, max(1, round(size * _LONGEST_PLAY)))
+            driver.play(choose, max(1, round(size * world.num_steps)))
 
     grow(world.num(_NUM_PLAYS), play)
 
@@ -70,9 +69,9 @@ def check_an_algorithm_is_a_value(make: MakeAlgorithm, world: World = TOY_WORLD)
         topology.kind in ("chain", "tree"), f"topology.kind is {topology.kind!r}; expected 'chain' or 'tree'"
     )
     expect(
-        0 <= topology.max_depth < topology.max_nodes,
+        topology.max_nodes >= 1 and topology.max_depth >= 0,
         f"the topology has max_nodes {topology.max_nodes} (root included) and max_depth {topology.max_depth} "
-        "(root not); expected 0 <= max_depth < max_nodes",
+        "(root not); expected at least 1 and 0",
     )
     expect(isinstance(kind, Proposal), f"proposal is {kind!r}; expected a member of Proposal")
     try:
@@ -142,9 +141,9 @@ def check_views_are_read_only(make: MakeAlgorithm, world: World = TOY_WORLD) -> 
 
     def play(choose: Choose, story: Story, size: float) -> None:
         with driven(make, world, story, guards_views=True) as driver:
-            driver.play(choose, max(1, round(size * _LONGEST_PLAY)))
+            driver.play(choose, max(1, round(size * world.num_steps)))
 
-    grow(world.num(15), play)
+    grow(world.num(10), play)
 
 
 @PRODUCER_CHECKS.add(invariant=3)
@@ -187,7 +186,7 @@ def check_an_id_may_be_used_again(make: MakeAlgorithm, world: World = TOY_WORLD)
                 if "a" in driver.requests:
                     driver.end("a")
 
-    grow(world.num(20), play)
+    grow(world.num(10), play)
 
 
 @PRODUCER_CHECKS.add(invariant=9)
@@ -220,7 +219,7 @@ def check_replicas_propose_alike(make: MakeAlgorithm, world: World = TOY_WORLD) 
             seen.append([])
             story.clear()
             with driven(make, world, story, look=_keep_in(seen[-1])) as driver:
-                driver.play(Seeded(seed), round(size * _LONGEST_PLAY) + 1)
+                driver.play(Seeded(seed), round(size * world.num_steps) + 1)
         for step, (one, other) in enumerate(zip(*seen, strict=False)):
             for name, part in one.items():
                 expect(
@@ -228,7 +227,7 @@ def check_replicas_propose_alike(make: MakeAlgorithm, world: World = TOY_WORLD) 
                     f"step {step}: {name} is {_short(part)} in one replica, {_short(other[name])} in the other",
                 )
 
-    grow(world.num(15), play)
+    grow(world.num(10), play)
 
 
 @PRODUCER_CHECKS.add(invariant=9)
@@ -236,7 +235,7 @@ def check_finished_requests_are_forgotten(make: MakeAlgorithm, world: World = TO
     """What a request made a producer keep is free once it is told that the request is finished."""
     if not world.has_any_device:
         raise SkipTest("the prompts of many requests would take too long here")
-    length, num_each = 768, 24
+    length, num_each = 512, 16
     story = Story()
     with telling(story), driven(make, world, story, judge=judge_place) as driver:
 

@@ -436,7 +436,12 @@ _CASES: tuple[tuple[str, Callable[[], Any], str, str], ...] = (
         _VALUE,
         "two algorithms of the same options differ",
     ),
-    ("does not count the root", of(Copier, topology=Topology("tree", 3, 3)), _VALUE, "root included"),
+    (
+        "does not count the root",
+        of(Copier, topology=Topology("tree", 3, 3)),
+        _SIZE,
+        "has 4 nodes; the topology",
+    ),
     (
         "overlaps with what it reads",
         of(Copier, overlaps=True),

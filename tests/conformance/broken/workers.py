@@ -180,7 +180,7 @@ class FailsAtDeadEnds(Copier):
     def drafts(self, view: RequestView) -> list[tuple[int, int]]:
         if view.grammar is not None:
             (status,) = view.grammar.fill(HostTree.roots([view.tokens[-1]]), np.zeros((1, 1), np.int32))
-            if status == NodeStatus.REJECTED:
+            if status not in (NodeStatus.LIVE, NodeStatus.FREE):
                 raise ValueError(f"{view.request_id}: nothing to draft from")
         return super().drafts(view)
 
@@ -232,7 +232,7 @@ class TakesTheBest(ChangedDrafts):
 class ForgetsTheTemperature(ChangedDrafts):
     """States q at temperature 1, whatever it was drawn at."""
 
-    def change(self, batch: DecodeBatch, drafts: Drafts, q: torch.Tensor) -> None:
+    def change(self, batch: DecodeBatch, drafts: Drafts, q: torch.Tensor) -> None:  # noqa: ARG002  # the base's
         params = [replace(view.sampling, temperature=1.0) for view in batch.requests]
         for column in range(q.shape[1]):
             logits = q[:, column].clamp(min=1e-30).log() * torch.tensor(
