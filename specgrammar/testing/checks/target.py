@@ -12,14 +12,16 @@ from unittest import SkipTest
 import torch
 
 from specgrammar.errors import ModelError
-from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.testing.checks.base import Checks, expect, expect_raise, same, telling
 from specgrammar.testing.checks.target_play import (
     TOLERANCE,
     MakeAdapter,
     Nodes,
+    PathsError,
     Play,
     close,
+    fail,
+    goes_on,
     on_host,
     seeded,
     tree_of,
@@ -176,8 +178,8 @@ def check_a_failed_step_keeps_nothing(make: MakeAdapter, tolerance: float = TOLE
         play.verify(trees)
         play.story.tell("commit paths that raise")
         try:
-            play.target.commit(play.batch, play.adapter.device.launch(_fail, "accept"))
-        except _PathsError:
+            play.target.commit(play.batch, play.adapter.device.launch(fail, "accept"))
+        except PathsError:
             play.story.tell("which commit raises, too")
         trees = {"a": play.some_nodes(rng, tokens[-1], (-1, 0))}
         play.verify(trees, "behind a step that failed")
@@ -214,7 +216,7 @@ def check_what_is_too_long_is_refused(make: MakeAdapter, tolerance: float = TOLE
         play.story.tell(f"add 'long' with {limit + 1} tokens")
         with expect_raise(ModelError, f"add of {limit + 1} tokens where max_length is {limit}"):
             play.target.add("long", [play.ids[0]] * (limit + 1))
-        _goes_on(play, "long", tolerance)
+        goes_on(play, "long", tolerance)
 
 
 @TARGET_CHECKS.add(invariant=10)
@@ -230,7 +232,7 @@ def check_a_full_cache_is_refused(make: MakeAdapter, tolerance: float = TOLERANC
         with expect_raise(ModelError, f"add of one more than the {limit} requests of max_batch_size"):
             play.target.add("one more", play.some_tokens(seeded(6), 2))
         play.leave("request 0")
-        _goes_on(play, "one more", tolerance)
+        goes_on(play, "one more", tolerance)
 
 
 @TARGET_CHECKS.add(invariant=8)
@@ -298,22 +300,3 @@ def check_unresolved_steps_are_honest(make: MakeAdapter, tolerance: float = TOLE
                     raise SkipTest("supports_unresolved is not declared")
                 play_unresolved(play, side, end, has_bonus)
                 play.compare(tolerance)
-
-
-def _goes_on(play: Play, name: str, tolerance: float) -> None:
-    """Somebody who was refused comes again, and a step shows what it has to."""
-    rng = seeded(12)
-    play.come(name, play.some_tokens(rng, 3))
-    names = list(play.histories)[-play.most_requests :]
-    trees = {name: play.some_nodes(rng, play.histories[name][-1], (-1, 0)) for name in names}
-    play.verify(trees, "after a request was refused")
-    play.keep_roots(trees)
-    play.compare(tolerance)
-
-
-class _PathsError(Exception):
-    """What finding the paths raises in a check."""
-
-
-def _fail() -> AcceptedPaths:
-    raise _PathsError("no memory to find the paths in")

@@ -264,3 +264,23 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float, what: s
 def seeded(example: int) -> np.random.Generator:
     """The randomness of an example: the same in every run."""
     return np.random.default_rng([20, example])
+
+
+def goes_on(play: Play, name: str, tolerance: float) -> None:
+    """Somebody who was refused comes again, and a step shows what it has to."""
+    rng = seeded(12)
+    play.come(name, play.some_tokens(rng, 3))
+    names = list(play.histories)[-play.most_requests :]
+    trees = {name: play.some_nodes(rng, play.histories[name][-1], (-1, 0)) for name in names}
+    play.verify(trees, "after a request was refused")
+    play.keep_roots(trees)
+    play.compare(tolerance)
+
+
+class PathsError(Exception):
+    """What finding the paths raises in a check."""
+
+
+def fail() -> AcceptedPaths:
+    """The work that finds a failed step's paths."""
+    raise PathsError("no memory to find the paths in")
