@@ -22,8 +22,12 @@ class FailingDrafts:
     adapter: EngineAdapter
     fails_at: int
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.adapter, name)
+    def __post_init__(self) -> None:
+        self.target, self.vocabulary, self.device = (
+            self.adapter.target,
+            self.adapter.vocabulary,
+            self.adapter.device,
+        )
 
     def load_drafter(self, name: str) -> CausalDrafter:
         """The adapter's; it fails at one of its calls."""
@@ -37,8 +41,14 @@ class _FailingDrafter:
     drafter: CausalDrafter
     left: int
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.drafter, name)
+    @property
+    def vocab_size(self) -> int:
+        """The drafter's."""
+        return self.drafter.vocab_size
+
+    def forget(self, request_id: str) -> None:
+        """The drafter's."""
+        self.drafter.forget(request_id)
 
     def draft(self, batch: DecodeBatch, num_tokens: int, *, sampled: bool) -> Drafts:
         """The drafter's, but for one."""
