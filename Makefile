@@ -3,12 +3,13 @@
 # make test    the tests
 # make check   lint, format and types
 # make docs    the documentation, in site/
+# make test-sglang   the sglang adapter's tests on sglang itself, in an environment of its own (2.5 GB)
 # make bench-peers   vLLM in an environment of its own, for the benchmarks that compare with it (1 GB)
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test check docs format lock clean bench-peers
+.PHONY: setup demo test check docs format lock clean bench-peers test-sglang
 
 setup: $(BIN)/.ready
 
@@ -42,6 +43,17 @@ format: setup
 lock: setup
 	{ sed -n 1p requirements.lock; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > .lock.tmp
 	mv .lock.tmp requirements.lock
+
+# sglang pins packages that need a GPU, so it and what it imports are installed without their dependencies.
+test-sglang: .venv-sglang/.ready
+	.venv-sglang/bin/specgrammar model fetch
+	TRITON_INTERPRET=1 .venv-sglang/bin/python -m pytest tests/sglang_adapter
+
+.venv-sglang/.ready: pyproject.toml requirements-sglang.lock
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/python -m pip install --quiet --no-deps --requirement requirements-sglang.lock
+	.venv-sglang/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
 
 bench-peers: .venv-vllm/.ready
 

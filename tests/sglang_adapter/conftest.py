@@ -11,8 +11,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 
-import pytest
-
 INSTALLED = find_spec("sglang") is not None
 NEEDS_SGLANG = "needs sglang 0.5.23 in an environment of its own: make test-sglang"
 
@@ -51,10 +49,3 @@ if INSTALLED:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they say that this machine has no GPU
         import_module("sglang.srt.speculative.ngram_worker")
-
-
-@pytest.fixture
-def needs_sglang() -> None:
-    """Skip where sglang is not installed."""
-    if not INSTALLED:
-        pytest.skip(NEEDS_SGLANG)

@@ -1,4 +1,5 @@
 # pyright: reportMissingImports=false
+
 """Our backends where sglang creates its grammar backend, with a real tokenizer."""
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from typing import Any
 import pytest
 
 from tests.sglang_adapter.conftest import INSTALLED, NEEDS_SGLANG
+
+if not INSTALLED:
+    pytest.skip(NEEDS_SGLANG, allow_module_level=True)
+
+from sglang.srt.constrained.base_grammar_backend import create_grammar_backend, register_grammar_backend
+from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarBackend
+from sglang.srt.plugins import load_plugins
+from sglang.srt.runtime_context import get_context
+
 from tests.sglang_adapter.pieces import load
 
-pytestmark = [pytest.mark.skipif(not INSTALLED, reason=NEEDS_SGLANG), pytest.mark.model]
-
-if INSTALLED:
-    from sglang.srt.constrained.base_grammar_backend import create_grammar_backend, register_grammar_backend
-    from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarBackend
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.runtime_context import get_context
+pytestmark = pytest.mark.model
 
 COLUMNS = 49_280
 """Columns of logits: more than SmolLM2 has ids, as models have that pad their vocabulary."""

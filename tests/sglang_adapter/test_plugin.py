@@ -1,4 +1,5 @@
 # pyright: reportMissingImports=false
+
 """The plugin in a whole sglang: found by its loader, in its registries, refused where it cannot work."""
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from specgrammar.errors import ConfigError, PluginError
 from specgrammar_sglang import engine
 from tests.sglang_adapter.conftest import INSTALLED, NEEDS_SGLANG
 
-pytestmark = pytest.mark.skipif(not INSTALLED, reason=NEEDS_SGLANG)
+if not INSTALLED:
+    pytest.skip(NEEDS_SGLANG, allow_module_level=True)
 
-if INSTALLED:
-    from sglang.srt import plugins
-    from sglang.srt.constrained import base_grammar_backend
-    from sglang.srt.managers.overlap_utils import FutureMap
-    from sglang.srt.plugins.hook_registry import HookRegistry
-    from sglang.srt.server_args import GRAMMAR_BACKEND_CHOICES
-    from sglang.srt.speculative import (
-        dflash_worker_v2,
-        eagle_worker_common,
-        ngram_worker,
-        spec_info,
-        spec_registry,
-        spec_utils,
-    )
+from sglang.srt import plugins
+from sglang.srt.constrained import base_grammar_backend
+from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import GRAMMAR_BACKEND_CHOICES
+from sglang.srt.speculative import (
+    dflash_worker_v2,
+    eagle_worker_common,
+    ngram_worker,
+    spec_info,
+    spec_registry,
+    spec_utils,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,7 +85,6 @@ def algorithm(name: str = "NGRAM") -> Any:
     return spec_info.SpeculativeAlgorithm.from_string(f"SPECGRAMMAR_{name}")
 
 
-@pytest.mark.skipif(not INSTALLED, reason=NEEDS_SGLANG)
 @pytest.mark.parametrize("name", ["NONE", "NGRAM", "CHAIN", "EAGLE"])
 def test_algorithms_conform_and_are_found(name: str) -> None:
     found = algorithm(name)
@@ -194,12 +194,11 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     with caplog.at_level(logging.ERROR):
         plugins.load_plugins()  # logs what a plugin raises
     assert "sglang 0.6.0 is not supported; supported: 0.5.23" in caplog.text
-    for choose in (
-        lambda: base_grammar_backend.GRAMMAR_BACKEND_REGISTRY["specgrammar-xgrammar"](None, None, 1, None),
-        lambda: algorithm().validate_server_args(server_args()),
-    ):
-        with pytest.raises(PluginError, match=r"sglang 0\.6\.0 is not supported"):
-            choose()
+    message = r"sglang 0\.6\.0 is not supported"
+    with pytest.raises(PluginError, match=message):
+        base_grammar_backend.GRAMMAR_BACKEND_REGISTRY["specgrammar-xgrammar"](None, None, 1, None)
+    with pytest.raises(PluginError, match=message):
+        algorithm().validate_server_args(server_args())
 
 
 def test_a_changed_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 # pyright: reportMissingImports=false
+
 """The registered worker on sglang's V2 interface: what it decodes is what our own step decodes."""
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from specgrammar.runtime.request import Request
 from specgrammar.trees.tree import DraftTree, HostTree
 from tests.sglang_adapter.conftest import INSTALLED, NEEDS_SGLANG
 
-pytestmark = [pytest.mark.skipif(not INSTALLED, reason=NEEDS_SGLANG), pytest.mark.model]
+if not INSTALLED:
+    pytest.skip(NEEDS_SGLANG, allow_module_level=True)
 
-if INSTALLED:
-    from sglang.kernels.ops.speculative import cache_locs, spec_tree
-    from sglang.srt.constrained.base_grammar_backend import create_grammar_backend
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.runtime_context import get_context
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.kernels.ops.speculative import cache_locs, spec_tree
+from sglang.srt.constrained.base_grammar_backend import create_grammar_backend
+from sglang.srt.plugins import load_plugins
+from sglang.srt.runtime_context import get_context
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from specgrammar_transformers import TransformersAdapter
-    from tests.sglang_adapter.decoding import Loop, Req, TargetWorker
+from specgrammar_transformers import TransformersAdapter
+from tests.sglang_adapter.decoding import Loop, Req, TargetWorker
+
+pytestmark = pytest.mark.model
 
 Outputs = dict[str, tuple[int, ...]]
-Made = tuple[Any, "TargetWorker", list["Req"]]
+Made = tuple[Any, TargetWorker, list[Req]]
 NUM_NODES = 6
 CAPACITY = 2
 MAX_NEW_TOKENS = 64
