@@ -34,8 +34,7 @@ TARGET_CHECKS = Checks("target")
 SHAPES = ((-1,), (-1, 0), (-1, 0, 0), (-1, 0, 1, 0), (-1, 0, 0, 1, 2, 1), (-1, 0, 1, 2, 0, 4))
 """Parents of small trees: a root, chains, siblings, and branches whose nodes lie between each other's."""
 
-_MOST_TOKENS = 100_000
-_MOST_REQUESTS = 64
+_MOST_TOKENS, _MOST_REQUESTS = 100_000, 64
 
 
 @TARGET_CHECKS.add(invariant=12)
@@ -110,10 +109,10 @@ def check_padding_changes_nothing(make: MakeAdapter, tolerance: float = TOLERANC
 @TARGET_CHECKS.add(invariant=3)
 def check_the_batch_does_not_matter(make: MakeAdapter, tolerance: float = TOLERANCE) -> None:
     """What a request shows depends neither on the others of its batch nor on their order."""
+    rng = seeded(2)
     with Play(make) as play, telling(play.story):
         if play.most_requests < 2:
             raise SkipTest("the cache holds one request")
-        rng = seeded(2)
         names = "abc"[: play.most_requests]
         for number, name in enumerate(names):
             play.come(name, play.some_tokens(rng, 2 + 3 * number))
@@ -260,9 +259,7 @@ def check_verify_returns_at_once(make: MakeAdapter) -> None:
             raise SkipTest("that shows on a DelayedDevice only")
         play.come("a", tokens := play.some_tokens(seeded(8), 3))
         device.run_all()
-        num_done = device.num_done
-        for _ in range(3):
-            device.launch(int)
+        num_done, _ = device.num_done, [device.launch(int) for _ in range(3)]
         if device.num_done != num_done:
             raise SkipTest("its schedule runs work by itself")
         batch, trees = play.batch_of(["a"]), {"a": Nodes((tokens[-1],), (-1,))}
