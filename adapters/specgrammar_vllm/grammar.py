@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -40,34 +39,37 @@ class SessionGrammar:
         self._legal = tokens[: self.session.validate(tokens)]
         return self._legal
 
-    def fill(self, drafts: Sequence[int], bitmask: NDArray[np.int32], row: int) -> None:
-        """Write the rows before each draft and behind the last one, in vLLM's layout; never raises.
+    def fill(self, drafts: list[int], bitmask: NDArray[np.int32], rows: slice) -> None:
+        """Write a request's rows in vLLM's layout; never raises.
 
-        Behind a draft that is not legal stands the row before it, as in vLLM: what was illegal there stays so.
-        Once the grammar has ended, and where the request fails here, rows are all ones.
+        One row is for the state before each draft, one for that behind the last; what is left of the rows
+        belongs to padding and is all ones. Behind a draft that is not legal all rows are the one before it, so
+        that what was illegal there stays so. Once the grammar has ended, and where the request fails here, rows
+        are all ones.
 
         Args:
             drafts: without padding.
             bitmask: C-contiguous, writeable int32 `[rows, num_words]`.
-            row: of the first draft.
+            rows: at least `len(drafts) + 1`.
         """
-        session, end = self.session, row + len(drafts) + 1
+        session = self.session
         if session.finish is None and self._legal[: len(drafts)] != drafts:  # not what was validated
-            self.validate_tokens(list(drafts))
+            self.validate_tokens(drafts)
         if session.finish is not None:
-            bitmask[row:end] = -1
+            bitmask[rows] = -1
             return
         assert session.cursor is not None
-        legal = drafts if self._legal[: len(drafts)] == drafts else self._legal
-        last = row + len(legal)
+        all_legal = self._legal[: len(drafts)] == drafts
+        legal = drafts if all_legal else self._legal
         ends_it = bool(legal) and legal[-1] in session.stops.stop_ids
         try:
-            fill_chain(session.cursor, legal, ends_it, bitmask, row)
+            fill_chain(session.cursor, legal, ends_it, bitmask, rows.start)
         except Exception as error:
             session.fail(as_request_error(error))
-            bitmask[row:end] = -1
+            bitmask[rows] = -1
             return
-        bitmask[last + 1 : end] = bitmask[last]
+        last = rows.start + len(legal)
+        bitmask[last + 1 : rows.stop] = -1 if all_legal else bitmask[last]
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         """Commit what the target chose; False, with the reason in the log, where the request has failed.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +23,23 @@ _WORTH_HANDING_OVER = 6
 """Rows of a step that are worth waking a thread for: that costs as much as filling two or three."""
 
 
-class StructuredRequest(Protocol):
-    """vLLM's `StructuredOutputRequest`, as far as it is read here."""
-
-    grammar: object
-    reasoning_ended: bool | None
-
-
 class Request(Protocol):
     """vLLM's `Request`, as far as it is read here."""
 
-    request_id: str
-    use_structured_output: bool
-    structured_output_request: StructuredRequest | None
+    @property
+    def request_id(self) -> str:
+        """Unique among the requests in flight."""
+        ...
+
+    @property
+    def use_structured_output(self) -> bool:
+        """Whether it has a grammar."""
+        ...
+
+    @property
+    def structured_output_request(self) -> Any:
+        """None, or vLLM's `StructuredOutputRequest`: `grammar` is read, `reasoning_ended` is set."""
+        ...
 
 
 class Bounds(Protocol):
@@ -55,13 +59,20 @@ class Bounds(Protocol):
 class Manager(Protocol):
     """vLLM's `StructuredOutputManager`, as far as it is asked here."""
 
-    reasoner_cls: type | None
-    enable_in_reasoning: bool
+    @property
+    def reasoner_cls(self) -> object:
+        """The class of the reasoning parser; None where there is none."""
+        ...
+
+    @property
+    def enable_in_reasoning(self) -> bool:
+        """Whether grammars hold for reasoning too."""
+        ...
 
     def _get_constraint_bounds(
-        self, request: Request, spec_tokens: Sequence[int], spec_tokens_committed: bool = False
+        self, request: Any, spec_tokens: Sequence[int], spec_tokens_committed: bool = False
     ) -> Bounds:
-        """Where reasoning ends and the grammar begins, by vLLM's reasoning parser."""
+        """Where reasoning ends and the grammar begins."""
         ...
 
 
@@ -157,7 +168,6 @@ class Walks:
             start = bounds.grammar_start
             if start > len(new_token_ids):
                 return True
-            assert request.structured_output_request is not None
             request.structured_output_request.reasoning_ended = True
         if _grammar(request).accept_tokens(request.request_id, new_token_ids[start:]):
             return True
@@ -193,11 +203,11 @@ class Walks:
         grammar_start: int,
         constraint_start: int,
     ) -> None:
-        bitmask, end = self._bitmask, row + num_tokens + 1
+        end = row + num_tokens + 1
         if grammar_start <= len(drafts):
-            grammar.fill(drafts[grammar_start:], bitmask, row + grammar_start)
-        bitmask[row : row + min(constraint_start, len(drafts) + 1)] = -1  # still reasoning
-        bitmask[row + len(drafts) + 1 : end] = -1  # behind the first padding
+            grammar.fill(drafts[grammar_start:], self._bitmask, slice(row + grammar_start, end))
+            end = row + constraint_start
+        self._bitmask[row:end] = -1  # what is still reasoning
 
 
 def _grammar(request: Request) -> SessionGrammar:

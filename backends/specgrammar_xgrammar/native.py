@@ -14,7 +14,6 @@ from specgrammar.errors import WeakenedSchemaError
 from specgrammar.language.schema_keywords import check_schema
 from specgrammar.language.source import check_source, grammar_syntax, load_json
 from specgrammar.protocols.grammar import GrammarSpec
-from specgrammar_xgrammar.ebnf import loops_are_simple
 from specgrammar_xgrammar.native_schema import dropped_keywords
 
 _ANY_OBJECT = '{"type": "object"}'
@@ -29,8 +28,8 @@ def compile_natively(
         spec: `spaced` whitespace is xgrammar's default with `any_whitespace=False`, `flexible` is
             `any_whitespace=True`.
         compiler: keeps nothing.
-        caching: keeps compiled rules. It is not asked for what may have rules in a circle, but for the one
-            circle of every schema, "any JSON value"; see `loops_are_simple`.
+        caching: keeps compiled rules. It is not asked for what may have rules in a circle (see
+            `ebnf.loops_are_simple`), but for the one circle of every schema, "any JSON value".
 
     Raises:
         WeakenedSchemaError: something is not enforced, and the spec does not allow that.
@@ -42,9 +41,8 @@ def compile_natively(
     if spec.kind == "regex":
         return caching.compile_regex(source), ()
     if spec.kind == "grammar":
-        if grammar_syntax(source) == "lark":
-            return compiler.compile_lark(source), ()
-        return (caching if loops_are_simple(source) else compiler).compile_grammar(source), ()
+        is_lark = grammar_syntax(source) == "lark"
+        return (compiler.compile_lark if is_lark else compiler.compile_grammar)(source), ()
     if spec.kind == "json_object":
         source = _ANY_OBJECT
     schema = load_json(source, "json_schema")
