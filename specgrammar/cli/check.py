@@ -160,14 +160,14 @@ def _world(arguments: argparse.Namespace, make: Callable[[], Any]) -> World:
             print(
                 f"not in the toy world ({refusal}), but on the model of {name!r}:", file=sys.stderr, flush=True
             )
-    adapter = _load(find(ADAPTERS, name).load(), arguments.model)
+    adapter = _load(find(ADAPTERS, name).load(), arguments.model, device="cpu-stream")
     backend = create(BACKENDS, Config.backend, adapter.vocabulary)
     return adapter_world(adapter, backend, adapter.encode_prompt)
 
 
-def _load(adapter: Any, model: str | None) -> Any:
+def _load(adapter: Any, model: str | None, device: str = "cpu") -> Any:
     """A model in float32, in which equal outputs can be asked for."""
-    return adapter.load(model, device="cpu", dtype="float32", max_batch_size=_MAX_BATCH_SIZE)
+    return adapter.load(model, device=device, dtype="float32", max_batch_size=_MAX_BATCH_SIZE)
 
 
 def _summary(name: str, verdicts: Counter[str], seconds: float) -> str:

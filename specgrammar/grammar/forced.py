@@ -1,8 +1,8 @@
 """Spelling what a grammar forces: from the only text that may follow to draft tokens.
 
-Forced text has several tokenisations, and which of them the target would choose nobody knows before it is asked. As
-drafts that costs nothing but nodes: the target verifies them like any other. The best guess is the tokenizer's own
-spelling of the text behind the last token, since that is what models were trained on.
+Forced text has several tokenisations, and which of them the target would choose nobody knows before it is
+asked. As drafts that costs nothing but nodes: the target verifies them like any other. The best guess is the
+tokenizer's own spelling of the text behind the last token, since that is what models were trained on.
 """
 
 from __future__ import annotations
@@ -34,28 +34,27 @@ class Speller:
 
         A text that ends inside a character is spelt up to that character.
         """
-        encode = self._vocabulary.encode
         before = self._vocabulary.tokens[last_token]
-        if encode is None:
-            return self._longest_first(text)
-        try:
-            tokens = self._behind(before, encode((before + _whole(text)).decode()))
-        except UnicodeDecodeError:  # the last token ends inside a character
-            return self._longest_first(text)
-        if tokens is None:  # the tokenizer would have joined the two, which the target did not
-            tokens = self._behind(b"", encode(_whole(text).decode()))
-        return tokens if tokens is not None else self._longest_first(text)
+        tokens = self._as_the_tokenizer(before, text)
+        if tokens is None:  # it would have joined the two, which the target did not
+            tokens = self._as_the_tokenizer(b"", text)
+        return self._longest_first(text) if tokens is None else tokens
 
-    def _behind(self, before: bytes, tokens: list[int]) -> tuple[int, ...] | None:
-        """The tokens behind a text with which they begin; None where no token ends there, or one is no text."""
-        texts = [self._vocabulary.tokens[token] for token in tokens]
-        if any(self._ids.get(text) is None for text in texts):
+    def _as_the_tokenizer(self, before: bytes, text: bytes) -> tuple[int, ...] | None:
+        """How it spells `text` behind `before`; None where it cannot be asked or no token ends between them."""
+        if self._vocabulary.encode is None:
+            return None
+        try:
+            tokens = self._vocabulary.encode((before + _whole(text)).decode())
+        except UnicodeDecodeError:  # a token before ended inside a character
             return None
         length = 0
-        for index, text in enumerate(texts):
+        for index, token in enumerate(tokens):
             if length == len(before):
                 return tuple(tokens[index:])
-            length += len(text)
+            if self._vocabulary.tokens[token] not in self._ids:
+                return None
+            length += len(self._vocabulary.tokens[token])
         return () if length == len(before) else None
 
     def _longest_first(self, text: bytes) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ class DraftGrammar(Protocol):
         ...
 
     def validate(self, drafts: Sequence[int]) -> int:
-        """How many tokens of a chain of drafts behind the last committed token are legal, a stop token included."""
+        """How many tokens of a chain of drafts behind the last committed one are legal, a stop token included."""
         ...
 
     def forced_text(self, drafts: Sequence[int] = ()) -> bytes:
@@ -288,6 +288,7 @@ class ProducerContext:
         device: where drafts may be made, on the stream that the target's forwards are launched on.
         load_drafter: loads a causal draft model by path or name, on that device.
         target: the engine's own target, for algorithms that read its features; None where there is none.
+        agree: makes a number that one replica measured everybody's; called by all of them in the same order.
     """
 
     vocabulary: Vocabulary
@@ -295,6 +296,7 @@ class ProducerContext:
     device: Device
     load_drafter: Callable[[str], CausalDrafter] = field(default=_no_drafter)
     target: Any = None
+    agree: Callable[[int], int] = lambda number: number
 
 
 class SpecAlgorithm(Protocol):

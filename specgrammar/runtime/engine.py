@@ -7,7 +7,7 @@ for output in engine.generate(requests):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from specgrammar.config import Config
 from specgrammar.errors import ConfigError, SpecGrammarError
@@ -56,6 +56,7 @@ class Engine:
         *,
         agree: Agree = lambda choice: choice,
         agree_joins: AgreeJoins = lambda numbers: numbers,
+        agree_budget: Callable[[int], int] = lambda number: number,
     ) -> None:
         """Put the parts together; use `build` to create them by name.
 
@@ -66,6 +67,7 @@ class Engine:
             config: the rest.
             agree: where several replicas decode the same batch, makes one of their `auto` choices everybody's.
             agree_joins: likewise, which requests join: grammars are not compiled everywhere at the same time.
+            agree_budget: likewise, how many drafts an algorithm verifies by what it measured.
 
         Raises ConfigError for parts that cannot work together.
         """
@@ -90,7 +92,12 @@ class Engine:
         self._resuming: list[str] = []
         self._step = 0
         context = ProducerContext(
-            adapter.vocabulary, config.max_batch_size, adapter.device, adapter.load_drafter, adapter.target
+            adapter.vocabulary,
+            config.max_batch_size,
+            adapter.device,
+            adapter.load_drafter,
+            adapter.target,
+            agree_budget,
         )
         ledger = Ledger()
         mask_parts = MaskParts(
@@ -130,6 +137,7 @@ class Engine:
         *,
         agree: Agree = lambda choice: choice,
         agree_joins: AgreeJoins = lambda numbers: numbers,
+        agree_budget: Callable[[int], int] = lambda number: number,
     ) -> Engine:
         """Create backend and algorithm by the names in `config`.
 
@@ -138,6 +146,7 @@ class Engine:
             adapter: a loaded model, e.g. `TransformersAdapter.load()`.
             agree: see `Engine`.
             agree_joins: see `Engine`.
+            agree_budget: see `Engine`.
         """
         if not isinstance(config, Config):
             raise ConfigError(f"Engine.build: config is a {type(config).__name__}; pass (config, adapter)")
@@ -145,7 +154,15 @@ class Engine:
             raise ConfigError(f"Engine.build: {adapter!r} is no adapter; pass e.g. TransformersAdapter.load()")
         backend = create(BACKENDS, config.backend, adapter.vocabulary, **config.backend_options)
         algorithm = create(ALGORITHMS, config.algorithm, **config.algorithm_options)
-        return cls(adapter, backend, algorithm, config, agree=agree, agree_joins=agree_joins)
+        return cls(
+            adapter,
+            backend,
+            algorithm,
+            config,
+            agree=agree,
+            agree_joins=agree_joins,
+            agree_budget=agree_budget,
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request; it joins when its grammar is compiled and there is room, in order among those.

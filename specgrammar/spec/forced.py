@@ -1,8 +1,8 @@
 """`forced`: what the grammar leaves no choice about, as drafts.
 
-Engines that commit forced text as it stands ("jump-forward") have to choose one of its tokenisations and to
-re-tokenise what was committed. As drafts forced tokens need neither: the target verifies them like any other, so the
-output is the same whatever they are.
+Engines that commit forced text as it stands ("jump-forward") have to choose one of its tokenisations, and to
+re-tokenise what was committed. As drafts forced tokens need neither: the target verifies them like any others,
+and the output is the same whatever they are.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class NgramPlaces:
     def _keys_of(
         self, last: NDArray[np.integer[Any]], num_tokens: NDArray[np.int64], missing: np.uint64
     ) -> NDArray[np.uint64]:
-        """Keys `[lengths, n]` of the tokens `last`, `[longest, n]` from the end; `missing` where there are fewer."""
+        """Keys `[lengths, n]` of tokens `[longest, n]`, the last one first; `missing` where there are fewer."""
         keys = np.empty((len(self.lengths), last.shape[1]), dtype=np.uint64)
         key = np.zeros(last.shape[1], dtype=np.uint64)
         factor = 1

@@ -1,7 +1,7 @@
 """`LearntSpelling`: forced text as the target spells it, as far as it has been seen to.
 
-A model has habits that its tokenizer does not know: many begin JSON with `{` where the tokenizer says `{"`. Where the
-target keeps a forced text but spells it otherwise, its way is tried first the next time.
+A model has habits that its tokenizer does not know: some begin JSON with `{` where the tokenizer says `{"`.
+Where the target keeps a forced text but spells it otherwise, its way is tried first the next time.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class LearntSpelling:
         """
         for token, chosen in zip(chain, committed, strict=False):
             if token != chosen:
-                self._respelt(last_token, text, token, chosen)
+                self._respelt(last_token, text, chosen)
                 return
             text = text[len(self._vocabulary.tokens[token]) :]
             last_token = token
 
-    def _respelt(self, last_token: int, text: bytes, token: int, chosen: int) -> None:
+    def _respelt(self, last_token: int, text: bytes, chosen: int) -> None:
         if not 0 <= chosen < self._vocabulary.vocab_size:
             return
         said = self._vocabulary.tokens[chosen]

@@ -57,7 +57,7 @@ class EagleAlgorithm:
     def topology(self) -> Topology:
         """Chains where one node is expanded at a depth, else trees."""
         kind: Literal["chain", "tree"] = "chain" if self.topk == 1 else "tree"
-        return Topology(kind, self.num_draft_tokens, self.num_steps)
+        return Topology(kind, self.num_draft_tokens, min(self.num_steps, self.num_draft_tokens - 1))
 
     @property
     def proposal(self) -> Proposal:

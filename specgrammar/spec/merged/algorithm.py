@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specgrammar.checks import check_choice, check_int, refused
+from specgrammar.checks import check_int, refused
 from specgrammar.errors import ConfigError
 from specgrammar.protocols.spec import (
     ALGORITHM_API_VERSION,
@@ -17,17 +17,15 @@ from specgrammar.protocols.spec import (
     TreeProducer,
 )
 
-AUTO = "auto"
-"""The budget that is measured."""
-
 
 @dataclass(frozen=True)
 class MergedAlgorithm:
     """One tree of the drafts of several algorithms, each named as in `--algorithm`.
 
-    What two of them propose is one node. `forced` comes first: the others draft behind what the grammar forces,
-    where they can (`SupportsContinuation`), and from the root of requests where nothing is forced. Illegal drafts
-    are cut before they are verified, and the best of the others fill the budget.
+    What two of them propose is one node. They draft behind each other, too, where they can
+    (`SupportsContinuation`): a lookup behind what the grammar forces, and what is forced behind that. One that
+    cannot drafts from the root, where nothing is drafted yet. Illegal drafts are cut before they are verified,
+    and the likeliest of the others fill the budget.
 
     Attributes:
         parts: the names and the algorithms, `forced` among them or not.
@@ -38,7 +36,7 @@ class MergedAlgorithm:
 
     parts: tuple[tuple[str, SpecAlgorithm], ...]
     num_draft_tokens: int = 16
-    budget: int | Literal["auto"] = AUTO
+    budget: int | Literal["auto"] = "auto"
     api_version: Literal[1] = field(default=ALGORITHM_API_VERSION, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -47,13 +45,11 @@ class MergedAlgorithm:
         for name, algorithm in self.parts:
             if algorithm.proposal is not Proposal.POINT:
                 raise ConfigError(
-                    f"merged: {name!r} draws its drafts; drawn drafts keep their place and may not be joined or "
-                    "cut, so take its greedy drafts, or use it alone"
+                    f"merged: {name!r} draws its drafts; drawn drafts keep their place and may not be joined "
+                    "or cut, so take its greedy drafts, or use it alone"
                 )
         check_int("merged: num_draft_tokens", self.num_draft_tokens, 1)
-        if isinstance(self.budget, str):
-            check_choice("merged: budget", self.budget, (AUTO,))
-        else:
+        if self.budget != "auto":
             check_int("merged: budget", self.budget, 1)
 
     @property

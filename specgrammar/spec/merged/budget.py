@@ -1,8 +1,8 @@
 """How many nodes a step verifies: as many as pay for themselves.
 
 A node pays while the tokens that it is expected to add are worth the time that it adds. What a step costs is
-measured on the steps themselves, so it is that of this machine, model and batch; nothing is set by hand. In the first
-steps of a batch size budgets take turns, so that the curve has points.
+measured on the steps themselves, so it is that of this machine, model and batch; nothing is set by hand. In the
+first steps of a batch size budgets take turns, so that the curve has points.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _size_class(num_nodes: int) -> int:
 
 
 def _between(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float:
-    """The straight line between the points beside a size; behind the last the line goes on, from the first to it."""
+    """The straight line between the points beside a size; behind the last that from the first to it."""
     right = bisect_left(sizes, size)
     if right == 0:
         return seconds[0]

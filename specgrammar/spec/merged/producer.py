@@ -60,7 +60,7 @@ class MergedProducer:
         self._producers = [producer for _, producer in producers]
         self._device = context.device
         self._acceptance = Acceptance()
-        self._budget = NodeBudget()
+        self._budget = NodeBudget(context.agree)
         self._verified: dict[str, DraftTrie] = {}
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
@@ -113,7 +113,7 @@ class MergedProducer:
 
     def _extend(self, views: Sequence[RequestView], tries: Sequence[DraftTrie]) -> None:
         """Go on at the end of each request's likeliest path, while a source knows how."""
-        going = [b for b in range(len(tries))]
+        going = list(range(len(tries)))
         for _ in range(_MOST_TURNS):
             if not going:
                 return

@@ -69,7 +69,7 @@ def check_an_algorithm_is_a_value(make: MakeAlgorithm, world: World = TOY_WORLD)
         topology.kind in ("chain", "tree"), f"topology.kind is {topology.kind!r}; expected 'chain' or 'tree'"
     )
     expect(
-        topology.max_nodes >= 1 and topology.max_depth >= 0,
+        0 <= topology.max_depth < topology.max_nodes,
         f"the topology has max_nodes {topology.max_nodes} (root included) and max_depth {topology.max_depth} "
         "(root not); expected at least 1 and 0",
     )
