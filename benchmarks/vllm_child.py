@@ -29,8 +29,8 @@ os.dup2(2, 1)  # whatever else is printed is no answer
 
 # ruff: noqa: E402  (vLLM writes to the streams as they are when it is imported)
 import xgrammar
-from vllm.v1.structured_output import StructuredOutputManager  # type: ignore  # in vLLM's environment only
-from vllm.v1.structured_output.backend_xgrammar import (  # type: ignore  # in vLLM's environment only
+from vllm.v1.structured_output import StructuredOutputManager  # pyright: ignore[reportMissingImports]  # in vLLM's environment only
+from vllm.v1.structured_output.backend_xgrammar import (  # pyright: ignore[reportMissingImports]  # in vLLM's environment only
     XgrammarBackend,
     XgrammarGrammar,
 )

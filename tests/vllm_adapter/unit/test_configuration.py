@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from types import ModuleType, SimpleNamespace
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -165,8 +166,11 @@ def backend(**options: Any) -> SessionBackend:
     return SessionBackend(Options(**options), TOKENIZER, SIZE, compact_json=False, max_drafts=4)
 
 
-def kind(name: str) -> SimpleNamespace:
-    return SimpleNamespace(name=name)
+@dataclass
+class Kind:
+    """A member of vLLM's enumeration."""
+
+    name: str
 
 
 @pytest.mark.parametrize(
@@ -196,7 +200,7 @@ def test_rows_are_those_of_vllms_own_backend(name: str, text: str) -> None:
     }[name]()
     stops = {END, BANG}
     alone = xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(stops))
-    grammar = backend().compile_grammar(kind(name), source, stops)
+    grammar = backend().compile_grammar(Kind(name), source, stops)
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     assert TOKENIZER.decode(ids) == text
     theirs = xgrammar.allocate_token_bitmask(1, SIZE)
@@ -214,16 +218,16 @@ def test_rows_are_those_of_vllms_own_backend(name: str, text: str) -> None:
 
 def test_a_schema_that_is_not_enforced_is_said_or_refused(caplog: pytest.LogCaptureFixture) -> None:
     schema = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true}'
-    backend().compile_grammar(kind("JSON"), schema)
+    backend().compile_grammar(Kind("JSON"), schema)
     assert "not enforced of a JSON Schema: /uniqueItems" in caplog.text
     with pytest.raises(GrammarCompileError, match="/uniqueItems"):
-        backend(allow_weakened=False).compile_grammar(kind("JSON"), schema)
+        backend(allow_weakened=False).compile_grammar(Kind("JSON"), schema)
 
 
 def test_sets_of_stop_ids_are_kept_in_bounds() -> None:
     made = backend(backend="llguidance")
     for token in range(12):
-        made.compile_grammar(kind("REGEX"), "a", {token})
+        made.compile_grammar(Kind("REGEX"), "a", {token})
     assert len(made._sites) == 8
     made.destroy()
     assert not made._sites
