@@ -62,17 +62,19 @@ class SglangAlgorithm(CustomSpecAlgo):
         Raises ConfigError for options that do not fit.
         """
         options = parse_options(os.environ.get(OPTIONS, "").split())
-        known = option_names(find(ALGORITHMS, self.our_name).load())
-        if num_nodes is not None and "num_draft_tokens" in known:
-            options.setdefault("num_draft_tokens", num_nodes - 1)
         algorithm: SpecAlgorithm = create(ALGORITHMS, self.our_name, **options)
+        if num_nodes in (None, algorithm.topology.max_nodes):
+            return algorithm
+        if "num_draft_tokens" in option_names(find(ALGORITHMS, self.our_name).load()) - set(options):
+            for count in (num_nodes - 1, num_nodes):  # some count the root
+                sized: SpecAlgorithm = create(ALGORITHMS, self.our_name, **options, num_draft_tokens=count)
+                if sized.topology.max_nodes == num_nodes:
+                    return sized
         made = algorithm.topology.max_nodes
-        if num_nodes not in (None, made):
-            raise ConfigError(
-                f"{self.our_name} makes trees of {made} nodes, --speculative-num-draft-tokens is {num_nodes}; "
-                f"set that to {made}, or change the options in {OPTIONS}"
-            )
-        return algorithm
+        raise ConfigError(
+            f"{self.our_name} makes trees of {made} nodes, --speculative-num-draft-tokens is {num_nodes}; "
+            f"set that to {made}, or change the options in {OPTIONS}"
+        )
 
     def handle_server_args(self, server_args: Any) -> None:
         """Derive what follows from the algorithm's topology, as sglang does for its own.
@@ -84,6 +86,8 @@ class SglangAlgorithm(CustomSpecAlgo):
         if server_args.enable_dp_attention:
             raise ConfigError(f"{self.name} does not run with DP attention, like sglang's NGRAM")
         topology = self.make(server_args.speculative_num_draft_tokens).topology
+        if topology.max_depth < 1:
+            raise ConfigError(f"{self.name} drafts nothing; leave --speculative-algorithm out")
         is_chain = topology.kind == "chain"
         paged = (server_args.page_size or 1) > 1 and server_args.attention_backend != "flashinfer"
         if paged and not is_chain:

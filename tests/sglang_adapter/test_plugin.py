@@ -144,6 +144,14 @@ def test_settings_follow_from_the_topology(monkeypatch: pytest.MonkeyPatch) -> N
     assert (args.max_running_requests, args.disable_overlap_schedule) == (4, True)
 
 
+@pytest.mark.parametrize(("name", "num_nodes"), [("NGRAM", 5), ("CHAIN", 5), ("EAGLE", 12), ("EAGLE", None)])
+def test_trees_have_as_many_nodes_as_sglang_is_told(name: str, num_nodes: int | None) -> None:
+    args = server_args(speculative_num_draft_tokens=num_nodes)
+    algorithm(name).handle_server_args(args)
+    assert args.speculative_num_draft_tokens == (num_nodes or 16)
+    assert algorithm(name).make(args.speculative_num_draft_tokens).topology.max_nodes == (num_nodes or 16)
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
@@ -160,6 +168,11 @@ def test_what_cannot_run_is_refused_at_the_start(
     monkeypatch.setenv("SPECGRAMMAR_OPTIONS", options)
     with pytest.raises(ConfigError, match=message):
         algorithm().handle_server_args(server_args(**changes))
+
+
+def test_an_algorithm_that_drafts_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="drafts nothing"):
+        algorithm("NONE").handle_server_args(server_args())
 
 
 def test_the_worker_is_made_through_the_registry() -> None:

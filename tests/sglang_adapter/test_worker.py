@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specgrammar.config import Config
-from specgrammar.errors import StaleStepError
+from specgrammar.errors import ConfigError, StaleStepError
 from specgrammar.protocols.grammar import GrammarSpec, NodeStatus, Vocabulary
 from specgrammar.protocols.spec import Commit, DecodeBatch, Needs, TreeProducer
 from specgrammar.runtime.engine import Engine
@@ -239,3 +239,21 @@ def test_trees_that_a_device_made_are_refused(made: Made, adapter: TransformersA
     with pytest.raises(StaleStepError, match="made on a device"):
         Loop(worker, target, algorithm(), capacity=CAPACITY, overlap=False).run(requests[:1])
     target.forget("0")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [("EAGLE", "", "the target gives no features"), ("CHAIN", "drafter=a-model", "loads none")],
+)
+def test_producers_that_need_a_model_beside_the_target_are_refused_at_the_start(
+    adapter: TransformersAdapter, monkeypatch: pytest.MonkeyPatch, name: str, options: str, message: str
+) -> None:
+    monkeypatch.setenv("SPECGRAMMAR_OPTIONS", options)
+    chosen: Any = SpeculativeAlgorithm.from_string(f"SPECGRAMMAR_{name}")
+    num_nodes = chosen.make(None).topology.max_nodes
+    with get_context().override_server_args(
+        speculative_algorithm=chosen.name, speculative_num_draft_tokens=num_nodes, device="cpu"
+    ) as settings:
+        worker = chosen.create_worker(settings)(settings, 0, 0, TargetWorker(adapter, CAPACITY))
+        with pytest.raises(ConfigError, match=message):
+            worker.alloc_memory_pool()
