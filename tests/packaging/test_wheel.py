@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("specgrammar", "specgrammar_xgrammar", "specgrammar_llguidance", "specgrammar_transformers")
+PACKAGES = (
+    "specgrammar",
+    "specgrammar_xgrammar",
+    "specgrammar_llguidance",
+    "specgrammar_transformers",
+    "specgrammar_sglang",
+    "specgrammar_vllm",
+)
 
 
 @pytest.fixture(scope="module")
