@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,28 @@ def _behind_stop(tree: HostTree) -> NDArray[np.bool_]:
     return found
 
 
+def test_nodes_that_fill_a_tree_up_are_nobodys() -> None:
+    """sglang's trees have as many nodes for every request; what is too many is linked from nowhere."""
+    spec = GrammarSpec.choice(["ab", "abc"])
+    tokens = torch.tensor([[2, 3, 0, 0, 1], [2, 0, 1, 2, 0]])
+    next_token = torch.tensor(
+        [[1, -1, -1, 4, -1], [1, 2, -1, -1, -1]]
+    )  # a node that leads on, linked from nowhere
+    next_sibling = torch.full((2, 5), -1)
+    made = []
+    for function, make in ((load().build_grammar_vocab_mask, theirs), (hook, ours)):
+        mask = function(
+            reqs=[request(make("xgrammar", spec)) for _ in range(2)],
+            tree=load().GrammarTree.from_host(next_token, next_sibling, tokens.to(torch.int32)),
+            sampling_info=SimpleNamespace(vocab_size=VOCABULARY.vocab_size, grammar_mask=None),
+            device="cpu",
+            barrier=None,
+        )
+        made.append(mask.vocab_mask.tolist())
+    assert made[0] == made[1]
+    assert [row == [-1] for row in made[1]] == [False, False, True, True, True, False, False, False, True, True]
+
+
 def test_an_ended_request_and_one_without_a_grammar_have_rows_of_ones() -> None:
     spec = GrammarSpec.choice(["ab"])
     ended = ours("xgrammar", spec)
@@ -128,7 +151,7 @@ def test_apply_masks_live_rows_alone_and_gives_the_memory_back() -> None:
         mask = hook(
             reqs=[request(grammar) for grammar in grammars],
             tree=tree_of(HostTree.from_chains([[0, 3], [0, 1]])),
-            sampling_info=type("Info", (), {"grammar_mask": None})(),
+            sampling_info=SimpleNamespace(grammar_mask=None),
             device="cpu",
             barrier=None,
         )
@@ -150,7 +173,7 @@ def test_the_barrier_comes_before_the_walk() -> None:
     mask = hook(
         reqs=[request(grammar)],
         tree=tree_of(HostTree.from_chains([[3]])),
-        sampling_info=type("Info", (), {"grammar_mask": None})(),
+        sampling_info=SimpleNamespace(grammar_mask=None),
         device="cpu",
         barrier=partial(grammar.accept_token, 3),
     )
