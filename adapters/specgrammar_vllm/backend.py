@@ -74,8 +74,8 @@ class SessionBackend:
         """
         if options.backend in versions.SUPPORTED:
             versions.check(options.backend)
-        self.tokenizer = tokenizer
-        self.vocab_size = vocab_size
+        self.tokenizer: Any = tokenizer
+        self.vocab_size: int = vocab_size
         self._options = options
         self._whitespace: Whitespace = "compact" if compact_json else "flexible"
         self._sites: OrderedDict[frozenset[int], _Site] = OrderedDict()

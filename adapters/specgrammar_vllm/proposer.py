@@ -33,9 +33,9 @@ _SAMPLING = SamplingParams()
 class ChainProducer:
     """A producer behind the call that vLLM makes; all but the making of it."""
 
-    supports_trees = False
+    supports_trees: bool = False
     """vLLM 0.32 verifies chains: of a tree the most probable one is proposed."""
-    supports_resample = False
+    supports_resample: bool = False
     """Nor does it draw again: no algorithm that samples its proposals."""
 
     def __init__(self, options: Options, context: ProducerContext, num_tokens: int, max_length: int) -> None:

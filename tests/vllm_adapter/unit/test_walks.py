@@ -170,14 +170,20 @@ def failing(request: ToyRequest) -> ToyRequest:
         raise RuntimeError("out of order")
 
     cursor = request.structured_output_request.grammar.session.cursor
-    cursor.walk_calls = refuse
+    cursor.walk_calls = cursor.step_all = refuse
     cursor.tree_filler = None
     return request
 
 
 def fail_by_backend(walks: Walks) -> ToyRequest:
     request = failing(new_request("bad", "(ab)+c"))
-    walks.grammar_bitmask({"bad": request}, ["bad"], {"bad": [3, 3]})
+    walks.grammar_bitmask({"bad": request}, ["bad"], {})
+    return request
+
+
+def fail_by_validation(walks: Walks) -> ToyRequest:
+    request = failing(new_request("bad", "(ab)+c"))
+    assert walks.validate_tokens(request, [3]) == []
     return request
 
 
@@ -185,7 +191,7 @@ def fail_by_unmasked_token(_: Walks) -> ToyRequest:
     return new_request("bad", "(12){2}")
 
 
-@pytest.mark.parametrize("make", [fail_by_backend, fail_by_unmasked_token])
+@pytest.mark.parametrize("make", [fail_by_backend, fail_by_validation, fail_by_unmasked_token])
 def test_a_request_fails_alone_and_none_of_its_tokens_is_kept(
     make: Callable[[Walks], ToyRequest], caplog: pytest.LogCaptureFixture
 ) -> None:
