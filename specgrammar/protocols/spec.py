@@ -74,7 +74,7 @@ class DraftGrammar(Protocol):
         ...
 
     def validate(self, drafts: Sequence[int]) -> int:
-        """How many tokens of a chain of drafts behind the last committed one are legal, a stop token included."""
+        """How many tokens of a chain of drafts behind the last one are legal, a stop token included."""
         ...
 
     def forced_text(self, drafts: Sequence[int] = ()) -> bytes:
