@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from functools import partial
 from typing import Any
@@ -22,10 +21,10 @@ from sglang.srt.runtime_context import get_serving
 
 from specgrammar.errors import GrammarCompileError
 from specgrammar.grammar.compile_service import CompileService
-from specgrammar.protocols.grammar import GrammarBackend, GrammarSpec, Vocabulary, Whitespace
+from specgrammar.protocols.grammar import GrammarBackend, GrammarSpec, Whitespace
 from specgrammar.registry import BACKENDS, create
 from specgrammar_sglang.grammar import SglangGrammar
-from specgrammar_transformers.vocabulary import vocabulary_of
+from specgrammar_sglang.vocabulary import target_vocabulary
 
 _ANY_JSON = "$$ANY$$"
 """What sglang passes as the schema where any JSON will do."""
@@ -100,10 +99,9 @@ def make_backend(
         vocab_size: columns of the model's logits.
         eos_token_ids: what ends a sequence for the model, beside the tokenizer's own.
 
-    Raises what `vocabulary_of` and the backend raise.
+    Raises what `target_vocabulary` and the backend raise.
     """
-    stop_ids = [eos_token_ids] if isinstance(eos_token_ids, int) else list(eos_token_ids or ())
-    vocabulary = padded(vocabulary_of(tokenizer, vocab_size, stop_ids=stop_ids), vocab_size)
+    vocabulary = target_vocabulary(tokenizer, vocab_size, eos_token_ids)
     serving = get_serving()
     whitespace: Whitespace = "spaced" if serving.constrained_json_disable_any_whitespace else "flexible"
     backend = SglangBackend(create(BACKENDS, name, vocabulary), whitespace)
@@ -120,13 +118,3 @@ def make_backend(
 def backend_maker(name: str) -> partial[BaseGrammarBackend]:
     """`make_backend` for a name, in the shape that sglang registers."""
     return partial(make_backend, name)
-
-
-def padded(vocabulary: Vocabulary, vocab_size: int) -> Vocabulary:
-    """The vocabulary with an unused id for every further column of the logits, so that rows are sglang's."""
-    size = vocabulary.vocab_size
-    return dataclasses.replace(
-        vocabulary,
-        tokens=vocabulary.tokens + (b"",) * (vocab_size - size),
-        special_ids=vocabulary.special_ids | frozenset(range(size, vocab_size)),
-    )

@@ -36,11 +36,10 @@ from specgrammar.runtime.compatible import checked_producer
 from specgrammar.runtime.device import device_for
 from specgrammar.trees.tree import HostTree
 from specgrammar.trees.validate import validate_tree
-from specgrammar_sglang.backend import padded
 from specgrammar_sglang.gates import is_walked_by_us, session_of
 from specgrammar_sglang.histories import Histories, Row
 from specgrammar_sglang.verify_input import DenseTrees
-from specgrammar_transformers.vocabulary import vocabulary_of
+from specgrammar_sglang.vocabulary import target_vocabulary
 
 Barrier = Callable[[], None]
 Publish = Callable[[torch.Tensor], None]
@@ -74,14 +73,8 @@ class SpecGrammarWorker(BaseSpecWorker):
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
         runner = self._target_worker.model_runner
         config = runner.model_config
-        ends = config.hf_eos_token_id
-        self._vocabulary = padded(
-            vocabulary_of(
-                self._target_worker.tokenizer,
-                config.vocab_size,
-                stop_ids=[ends] if isinstance(ends, int) else list(ends or ()),
-            ),
-            config.vocab_size,
+        self._vocabulary = target_vocabulary(
+            self._target_worker.tokenizer, config.vocab_size, config.hf_eos_token_id
         )
         context = ProducerContext(self._vocabulary, runner.max_running_requests, self._device)
         self.producer: TreeProducer = checked_producer(self._algorithm.make_producer(context), self._name)
