@@ -27,11 +27,13 @@ class Interface:
         path: `module:name`.
         parameters: names that it takes; of a class, its constructor.
         members: what a class or an instance of it has.
+        example: what an instance is made with whose members are looked at; None looks at the class.
     """
 
     path: str
     parameters: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
+    example: tuple[Any, ...] | None = None
 
     def problem(self) -> str:
         """What is not as expected; empty where all is."""
@@ -44,7 +46,7 @@ class Interface:
             return f"{self.path} is not there ({error})"
         if self.parameters and (lacking := _lacking(self.parameters, inspect.signature(found).parameters)):
             return f"{self.path} takes no {lacking}"
-        if lacking := _lacking(self.members, _members(found)):
+        if lacking := _lacking(self.members, _members(found if self.example is None else found(*self.example))):
             return f"{self.path} has no {lacking}"
         return ""
 
@@ -92,7 +94,8 @@ GRAMMAR = (
     Interface(
         "sglang.srt.constrained.reasoner_grammar_backend:ReasonerGrammarObject",
         parameters=("grammar", "think_end_ids", "enable_token_filter"),
-        members=("_is_thinking", "_grammar_active"),
+        members=("_is_thinking", "_matched_think_end_tokens", "reasoning_in_grammar", "enable_token_filter"),
+        example=(None, (1,)),
     ),
     Interface("sglang.srt.utils.token_sequence_matcher:TokenSequenceMatcher", members=("advance", "__len__")),
     Interface(

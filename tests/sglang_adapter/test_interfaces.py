@@ -20,6 +20,8 @@ from specgrammar_sglang.plugin import algorithm_names
             Interface("json:JSONDecoder", members=("decode", "guess", "hope")),
             "json:JSONDecoder has no guess, hope",
         ),
+        (Interface("json:JSONDecoder", members=("memo",)), "json:JSONDecoder has no memo"),
+        (Interface("json:JSONDecoder", members=("memo",), example=()), ""),
         (Interface("json:gone"), "json:gone is not there"),
         (Interface("no_such_module:name"), "no_such_module:name is not there"),
         (Interface("json:JSONDecoder.decode", parameters=("s",)), ""),
