@@ -35,7 +35,10 @@ _OURS = {"method": "custom_class", "model": "specgrammar_vllm.Proposer", "num_sp
 ENGINES: dict[str, dict[str, Any]] = {
     "vLLM, ngram": {"speculative_config": _NGRAM},
     "specgrammar, vLLM's rows, vLLM's ngram": {"speculative_config": _NGRAM, "options": {}},
-    "specgrammar, vLLM's rows, ngram with corpus": {"speculative_config": _OURS, "options": {}},
+    "specgrammar, our rows, vLLM's ngram": {
+        "speculative_config": _NGRAM,
+        "options": {"grammars": "specgrammar"},
+    },
     "specgrammar, our rows, ngram with corpus": {
         "speculative_config": _OURS,
         "options": {"grammars": "specgrammar"},

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import SpecGrammarError
 from specgrammar.grammar.filling import as_request_error
-from specgrammar.grammar.session import GrammarSession
+from specgrammar.grammar.session import GrammarSession, refuses
 from specgrammar_vllm.chain import fill_chain
 
 _log = logging.getLogger(__name__)
@@ -22,12 +22,14 @@ class SessionGrammar:
     vLLM's own walks need `rollback`, `fill_bitmask` and `reset`; nobody calls them once `Walks` has taken over.
 
     Attributes:
-        session: the request's.
+        session: the request's, for its grammar, its end and its failure. Its history stays empty: vLLM has one,
+            and the calls that keep another cost more than the grammar does.
     """
 
     def __init__(self, session: GrammarSession) -> None:
         """Stand at the start of a grammar."""
         self.session: GrammarSession = session
+        self._num_tokens = 0
         self._legal: list[int] = []  # drafts that were found legal where the session stands
 
     def is_terminated(self) -> bool:
@@ -39,7 +41,7 @@ class SessionGrammar:
         session = self.session
         self._legal = []
         if session.finish is None and session.cursor is not None:
-            try:  # as `session.validate`, which serves gates and free requests too, and takes longer
+            try:
                 num_legal = session.cursor.step_all(tokens)
                 session.cursor.undo(num_legal)
                 self._legal = tokens[:num_legal]
@@ -84,12 +86,22 @@ class SessionGrammar:
 
         What comes behind the end of the grammar is not restricted and is ignored (`ignore_eos`).
         """
+        session = self.session
         self._legal = []
-        if self.session.finish != "stop":
-            self.session.commit(tokens)
-        if self.session.error is None:
+        if session.finish is None and session.cursor is not None:
+            try:  # as `session.commit`, but that keeps a history, which here is vLLM's
+                num_legal = session.cursor.step_all(tokens)
+                session.cursor.settle()
+                self._num_tokens += num_legal
+                if num_legal and tokens[num_legal - 1] in session.stops.stop_ids:
+                    session.finish = "stop"
+                elif num_legal < len(tokens):
+                    raise refuses(tokens[num_legal], self._num_tokens)
+            except Exception as error:
+                session.fail(as_request_error(error))
+        if session.error is None:
             return True
-        _log.error("specgrammar: request %s fails: %s", request_id, self.session.error)
+        _log.error("specgrammar: request %s fails: %s", request_id, session.error)
         return False
 
     def rollback(self, num_tokens: int) -> NoReturn:
