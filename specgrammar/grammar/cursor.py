@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from specgrammar.errors import MatcherError
-from specgrammar.grammar.calls import calls_of
+from specgrammar.grammar.calls import CallsOver, calls_of
 from specgrammar.grammar.gate_checks import TrustedGate
 from specgrammar.protocols.abilities import SupportsForcedTokens, SupportsTreeFill
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
@@ -38,10 +38,10 @@ class Cursor:
         Raises what gate and matcher raise.
         """
         self.matcher = matcher
-        self.walk_calls = calls_of(matcher)
-        self.tree_filler = matcher if isinstance(matcher, SupportsTreeFill) else None
+        self.walk_calls: CallsOver = calls_of(matcher)
+        self.tree_filler: SupportsTreeFill | None = matcher if isinstance(matcher, SupportsTreeFill) else None
         self.gate = gate
-        self.engaged = True
+        self.engaged: bool = True
         self.gate_state: Any = None  # the gate's own
         self._vocab_size = vocabulary.vocab_size
         # Steps that are not settled: the gate's state before each of its own, and behind them the matcher's.

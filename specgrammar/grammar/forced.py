@@ -7,6 +7,7 @@ tokenizer's own spelling of the text behind the last token, since that is what m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from specgrammar.protocols.grammar import Vocabulary
@@ -27,7 +28,7 @@ class Speller:
             if text and token not in hidden:
                 self._ids.setdefault(text, token)
         self._longest = max(map(len, self._ids), default=0)
-        self.spell = lru_cache(maxsize=_MOST_REMEMBERED)(self._spell)
+        self.spell: Callable[[int, bytes], tuple[int, ...]] = lru_cache(maxsize=_MOST_REMEMBERED)(self._spell)
 
     def _spell(self, last_token: int, text: bytes) -> tuple[int, ...]:
         """Tokens that spell `text` behind `last_token`, or the beginning of it that can be spelt.

@@ -60,7 +60,7 @@ class GrammarSession:
             RequestError: the gate failed.
         """
         self.vocabulary = vocabulary
-        self.stops = stops if stops is not None else StopRules(frozenset(vocabulary.stop_ids))
+        self.stops: StopRules = stops if stops is not None else StopRules(frozenset(vocabulary.stop_ids))
         self.output: list[int] = []
         self.finish: FinishReason | None = None
         self.error: RequestError | None = None

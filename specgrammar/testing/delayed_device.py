@@ -86,7 +86,7 @@ class DelayedDevice:
         num_done: pieces of work that have run.
     """
 
-    torch_device = torch.device("cpu")
+    torch_device: torch.device = torch.device("cpu")
     can_pin = False
     runs_aside = True
 
@@ -99,7 +99,7 @@ class DelayedDevice:
         """
         self.shares_host_memory = shares_host_memory
         self.on_work: WorkObserver | None = None
-        self.num_done = 0
+        self.num_done: int = 0
         self._schedule = schedule
         self._queue: deque[DelayedWork[Any]] = deque()
         self._is_running = False

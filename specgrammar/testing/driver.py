@@ -15,7 +15,7 @@ import numpy as np
 from specgrammar.errors import ConformanceError
 from specgrammar.grammar.staging import from_chain, from_device
 from specgrammar.protocols.adapter import EngineAdapter
-from specgrammar.protocols.spec import Commit, DecodeBatch, RequestView, SpecAlgorithm
+from specgrammar.protocols.spec import Commit, DecodeBatch, RequestView, SpecAlgorithm, TreeProducer
 from specgrammar.protocols.staging import Device
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.outcome import Outcome
@@ -74,7 +74,7 @@ class Driver:
     _commits: list[list[Commit]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.producer = self.algorithm.make_producer(context_of(self.adapter))
+        self.producer: TreeProducer = self.algorithm.make_producer(context_of(self.adapter))
 
     def play(self, choose: Choose, num_steps: int) -> None:
         """Take some drawn steps."""

@@ -56,7 +56,7 @@ class EarleyParser:
         self._empty: list[bool] = []
         self._prospects: dict[tuple[int, int], tuple[tuple[int, ...], bool]] = {}
         self._root = self._number(Ref(grammar.start))
-        self.start = EarleySet()
+        self.start: EarleySet = EarleySet()
         self.start.accepts = self._empty[self._root]
         self._close(self.start, [(self._root, 0, self.start)])
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from specgrammar.protocols.adapter import EngineAdapter
+from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import CausalDrafter, DecodeBatch, Drafts
-from specgrammar.protocols.target import PendingLogits
+from specgrammar.protocols.staging import Device
+from specgrammar.protocols.target import PendingLogits, TargetModel
 from specgrammar.trees.tree import DraftTree
 
 
@@ -23,11 +26,9 @@ class FailingDrafts:
     fails_at: int
 
     def __post_init__(self) -> None:
-        self.target, self.vocabulary, self.device = (
-            self.adapter.target,
-            self.adapter.vocabulary,
-            self.adapter.device,
-        )
+        self.target: TargetModel = self.adapter.target
+        self.vocabulary: Vocabulary = self.adapter.vocabulary
+        self.device: Device = self.adapter.device
 
     def load_drafter(self, name: str) -> CausalDrafter:
         """The adapter's; it fails at one of its calls."""
@@ -74,8 +75,9 @@ class FailingForward:
     def wrap(self, adapter: EngineAdapter) -> EngineAdapter:
         """Adapter and target in one, like `adapter`."""
         self.adapter, self.target = adapter, self
-        self.device, self.vocabulary = adapter.device, adapter.vocabulary
-        self.load_drafter = adapter.load_drafter
+        self.device: Device = adapter.device
+        self.vocabulary: Vocabulary = adapter.vocabulary
+        self.load_drafter: Callable[[str], CausalDrafter] = adapter.load_drafter
         made: Any = self
         return made  # type: ignore[no-any-return]  # an adapter by its members
 

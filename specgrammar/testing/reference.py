@@ -117,7 +117,7 @@ class ReferenceBackend:
     """
 
     api_version: Literal[1] = 1
-    facts = BackendFacts(
+    facts: BackendFacts = BackendFacts(
         max_rollback=None,
         thread_safe=True,
         grammar_syntaxes=frozenset({"ebnf"}),

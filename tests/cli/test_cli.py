@@ -208,7 +208,7 @@ def test_hostile_grammars_end_with_one_clear_message(
         (["--prompt", "a", "--grammar", "no.EBNF"], "--grammar: there is no file 'no.EBNF'"),
         (["--prompt", "a", "--grammar", "no.lark"], "--grammar: there is no file 'no.lark'"),
         (["--prompt", "a", "--grammar", "/"], "--grammar: there is no file '/'"),
-        (["--prompt", "a", "--algorithm", "eagel"], "found: chain, eagle, ngram, none"),
+        (["--prompt", "a", "--algorithm", "eagel"], "found: chain, eagle, forced, ngram, none"),
         (["--prompt", "a", "--backend", "outlines2"], "found: llguidance, xgrammar"),
         (
             ["--prompt", "a", "--algorithm", "ngram", "--algorithm-option", "num_draft_tokens=0"],

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 from unittest import SkipTest
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.errors import HypothesisException
+from hypothesis.errors import Flaky, HypothesisException
 
 from specgrammar.errors import ConformanceError
 
@@ -50,6 +50,10 @@ _SLOW_IS_FINE = (
     HealthCheck.filter_too_much,
     HealthCheck.large_base_example,
 )
+
+
+_PHASES = (Phase.generate, Phase.shrink)
+"""Without `explain`, which traces every line to colour an account of the draws that nobody sees."""
 
 
 class Checks(list[Check]):
@@ -139,18 +143,27 @@ def explore(play: Callable[[Draw, Story], None], max_examples: int = 100) -> Non
         report_multiple_bugs=False,
         print_blob=False,
         suppress_health_check=_SLOW_IS_FINE,
+        phases=_PHASES,
     )
     @given(data=st.data())
     def played(data: st.DataObject) -> None:
-        story = Story()
-        with telling(story):
-            play(lambda strategy: data.draw(strategy), story)
+        story, found = Story(), None
+        try:
+            with telling(story):
+                play(lambda strategy: data.draw(strategy), story)
+        except ConformanceError as error:
+            found = error
+        if found is not None:
+            # Raised anew, in one line and without a context, by which hypothesis would tell failures apart.
+            raise ConformanceError(found.message, found.example)
 
     try:
         played()
     except ConformanceError as error:
         error.__notes__ = []  # hypothesis's own account of the draws: the story says it better
         raise
+    except Flaky as error:
+        raise ConformanceError(f"the same calls do not give the same twice: {error}") from error
 
 
 @contextmanager

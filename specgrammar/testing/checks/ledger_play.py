@@ -63,7 +63,9 @@ class Play:
 
     def __init__(self, ledger: Ledger, story: Story) -> None:
         """Both are empty before."""
-        self.ledger, self.plain, self.story = ledger, PlainLedger(), story
+        self.ledger: Ledger = ledger
+        self.plain: PlainLedger = PlainLedger()
+        self.story: Story = story
         self._device, self._step = DelayedDevice(), 0
         self._away: dict[str, tuple[Entry, PlainRequest]] = {}
         self.come("a", _STOPS[0], has_grammar=False)

@@ -116,7 +116,7 @@ class PlainLedger:
         self.requests: dict[str, PlainRequest] = {}
         self.queue: list[StepResult | None] = []
         self.commits: list[Commit] = []
-        self.num_stale = 0
+        self.num_stale: int = 0
 
     def leave(self, request_id: str) -> None:
         """See `Ledger.leave`."""

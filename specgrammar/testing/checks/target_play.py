@@ -18,7 +18,7 @@ import torch
 from specgrammar.protocols.adapter import EngineAdapter
 from specgrammar.protocols.spec import DecodeBatch, RequestView, Unresolved
 from specgrammar.protocols.staging import Launched
-from specgrammar.protocols.target import AcceptedPaths
+from specgrammar.protocols.target import AcceptedPaths, TargetModel
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.testing.checks.base import Story, expect, same
 from specgrammar.trees.tree import DraftTree, HostTree
@@ -75,17 +75,18 @@ class Play:
 
     def __post_init__(self) -> None:
         """Make the adapter."""
-        self.adapter = self.make()
-        self.target = self.adapter.target
+        self.adapter: EngineAdapter = self.make()
+        self.target: TargetModel = self.adapter.target
         self.histories: dict[str, list[int]] = {}
-        self.step = -1
+        self.step: int = -1
         self._seen: list[Seen] = []
         self._expected: dict[tuple[int, ...], torch.Tensor] = {}
         limit = self.target.max_length
         if limit is not None and limit < LEAST_LENGTH:
             raise SkipTest(f"max_length is {limit}; these checks need {LEAST_LENGTH}")
         vocabulary = self.adapter.vocabulary
-        self.ids = [i for i, text in enumerate(vocabulary.tokens) if text and i not in vocabulary.special_ids]
+        hidden = vocabulary.special_ids
+        self.ids: list[int] = [i for i, text in enumerate(vocabulary.tokens) if text and i not in hidden]
 
     def __enter__(self) -> Self:
         """Nothing more to do."""
@@ -157,7 +158,7 @@ class Play:
     def batch_of(self, names: Sequence[str], unresolved: Unresolved | None = None) -> DecodeBatch:
         """The next step's batch, which `commit` is for."""
         self.step += 1
-        self.batch = DecodeBatch(self.step, tuple(map(self._view, names)), unresolved)
+        self.batch: DecodeBatch = DecodeBatch(self.step, tuple(map(self._view, names)), unresolved)
         return self.batch
 
     def see(self, trees: dict[str, Nodes], logits: torch.Tensor, where: str = "") -> None:
