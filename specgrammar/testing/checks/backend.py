@@ -19,6 +19,7 @@ from specgrammar.protocols.grammar import (
     CompiledGrammar,
     GrammarBackend,
     GrammarSpec,
+    Whitespace,
 )
 from specgrammar.testing.checks.base import Checks, Draw, Story, expect, expect_raise, explore, same
 from specgrammar.testing.checks.machine import matcher_machine, run_machine
@@ -104,6 +105,30 @@ def check_broken_grammars_are_refused(make: MakeBackend) -> None:
 
     if broken_specs(make(VOCABULARY).facts):
         explore(play, max_examples=60)
+
+
+@BACKEND_CHECKS.add(invariant=4)
+def check_separators_are_those_asked_for(make: MakeBackend) -> None:
+    """JSON is separated as `whitespace` says: spaced, compact, or as the model likes."""
+    backend = make(BYTES)
+    texts = {"spaced": '{"a": 1, "b": 2}', "compact": '{"a":1,"b":2}'}
+    schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"]}
+    styles: tuple[Whitespace, ...] = ("spaced", "compact", "flexible")
+    specs = [
+        *(GrammarSpec.json_schema(schema, whitespace=style) for style in styles),
+        *(GrammarSpec.json_object(whitespace=style) for style in styles),
+    ]
+    specs = [spec for spec in specs if spec.kind in backend.facts.kinds]
+    if not specs:
+        raise SkipTest("it compiles no JSON")
+    for spec in specs:
+        for style, text in texts.items():
+            found = _takes(backend, backend.compile(spec), text)
+            same(
+                f"whether {spec.kind} with {spec.whitespace} separators allows {text}",
+                found,
+                spec.whitespace in (style, "flexible"),
+            )
 
 
 @BACKEND_CHECKS.add(invariant=4)

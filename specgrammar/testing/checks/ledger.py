@@ -190,6 +190,19 @@ def check_results_of_who_left_are_dropped(make: MakeLedger) -> None:
     history_is(later, [C], "of a request that had a break while step 1 was queued, and went on at step 2")
 
 
+@LEDGER_CHECKS.add(invariant=7)
+def check_results_of_the_ended_are_dropped(make: MakeLedger) -> None:
+    """What is queued for a request that ended meanwhile is dropped and counted, however it ended."""
+    for what in ("aborted", "failed"):
+        ledger, entry = alone(make, session_for())
+        ledger.publish(known(0, result_of("a", [A, B])))
+        entry.session.abort() if what == "aborted" else entry.session.fail(InvalidTokenError("elsewhere"))
+        ledger.resolve()
+        history_is(entry, [], f"of a request that {what} while a result was queued")
+        same(f"num_stale behind a result of a request that {what}", ledger.num_stale, 1)
+        same(f"commits of a request that {what}", ledger.take_commits(), [])
+
+
 @LEDGER_CHECKS.add(invariant=8)
 def check_late_results_are_waited_for_in_resolve(make: MakeLedger) -> None:
     """`publish` never waits for a result; `resolve` waits for every one that is queued."""

@@ -235,7 +235,7 @@ def check_finished_requests_are_forgotten(make: MakeAlgorithm, world: World = TO
     """What a request made a producer keep is free once it is told that the request is finished."""
     if not world.has_any_device:
         raise SkipTest("the prompts of many requests would take too long here")
-    length, num_each = 512, 16
+    length, num_each = 1024, 16
     story = Story()
     with telling(story), driven(make, world, story, judge=judge_place) as driver:
 

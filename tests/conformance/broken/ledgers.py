@@ -274,7 +274,12 @@ BROKEN_LEDGERS = [
             "results_of_who_left_are_dropped",
             "of the later request of its id, the output",
         ),
-        ("results of an ended request are taken", TakesResultsOfTheEnded, ANY, "num_stale is 0; expected 1"),
+        (
+            "results of an ended request are taken",
+            TakesResultsOfTheEnded,
+            "results_of_the_ended_are_dropped",
+            "output is",
+        ),
         ("results are dropped and not counted", DropsSilently, ONCE, "num_stale is 0; expected"),
         (
             "a request comes back with its old step",
