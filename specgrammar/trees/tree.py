@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,6 +214,22 @@ class SampledProposals:
     q: torch.Tensor
 
 
+class PrunedDraft(NamedTuple):
+    """A draft that was cut before it was verified.
+
+    Attributes:
+        request: whose it was, by row.
+        path: the tokens from behind the root up to it, itself included.
+        source: an index into the tree's `sources`; -1 where that is not known.
+        why: the grammar forbids it or one above it, or the budget went to likelier ones.
+    """
+
+    request: int
+    path: tuple[int, ...]
+    source: int
+    why: Literal["illegal", "budget"]
+
+
 @dataclass(frozen=True, eq=False)
 class DraftTree:
     """What a producer proposes for one step: host and device views of one forest, held together.
@@ -229,6 +245,8 @@ class DraftTree:
             if the producer does not say.
         source: int16 `[num_nodes]` index into `sources`: which producer made the node.
         sources: names of the producers, e.g. `("ngram",)`.
+        pruned: drafts that are not in the tree any more, for statistics and pictures.
+        drafting_s: host seconds that each of `sources` took to draft it; empty where the producer does not say.
     """
 
     step: int
@@ -240,6 +258,8 @@ class DraftTree:
     score: NDArray[np.float32] | None = None
     source: NDArray[np.int16] | None = None
     sources: tuple[str, ...] = ()
+    pruned: tuple[PrunedDraft, ...] = ()
+    drafting_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.host is not None and not np.array_equal(self.host.cu_nodes, self.cu_nodes):
