@@ -26,7 +26,7 @@ demo: setup
 
 test: setup
 	$(BIN)/specgrammar model fetch
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: setup
 	$(BIN)/ruff check .
