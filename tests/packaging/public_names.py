@@ -1,7 +1,7 @@
-"""The names that users may rely on, one a line: `python -m tests.packaging.public_names > .../public_names.txt`.
+"""The names that users may rely on, one a line: the program writes them.
 
-Of a package that says what it exports (`__all__`) these names, of a module what it defines; of a class its public
-members, too, with the parameters of its functions.
+Of a package that says what it exports (`__all__`) these names, of a module what it defines; of a class its
+public members, too, with the parameters of its functions.
 """
 
 from __future__ import annotations
