@@ -58,7 +58,7 @@ def _described(name: str, value: Any) -> Iterator[str]:
 def _parameters(function: Any) -> str:
     shown: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "")
         if parameter.kind is parameter.KEYWORD_ONLY and not any(text.startswith("*") for text in shown):
             shown.append("*")
         shown.append(stars + parameter.name + ("" if parameter.default is parameter.empty else "=..."))
