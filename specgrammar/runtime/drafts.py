@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specgrammar.errors import StaleStepError
+from specgrammar.errors import StaleStepError, TreeError
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch
-from specgrammar.protocols.staging import Device
+from specgrammar.protocols.staging import Device, StagedTree
 from specgrammar.runtime.trace import Trace
 from specgrammar.spec.roots import roots_tree
 from specgrammar.trees.tree import DraftTree, HostTree
@@ -29,6 +29,7 @@ def current_draft(
             model or a grammar reads it.
     """
     if tree.step == batch.step and tree.bs == len(batch):
+        _check_sources(tree)
         if tree.host is None:
             return tree
         validate_tree(tree.host, [request.request_id for request in batch.requests], vocabulary.vocab_size)
@@ -37,6 +38,34 @@ def current_draft(
             return tree
     trace.num_stale_drafts += 1
     return roots_tree(batch, device)
+
+
+def _check_sources(tree: DraftTree) -> None:
+    """Raise TreeError where `source` does not name one of `sources` for every node."""
+    source = tree.source
+    if source is None or not tree.sources:
+        return
+    if source.shape != (tree.num_nodes,) or ((source < 0) | (source >= len(tree.sources))).any():
+        raise TreeError(
+            f"source {list(source.shape)} does not fit a tree of {tree.num_nodes} nodes and the sources "
+            f"{', '.join(tree.sources)}; expected an index into them for every node"
+        )
+
+
+def known_tree(
+    tree: DraftTree, staged: StagedTree, batch: DecodeBatch, sessions: Sequence[GrammarSession]
+) -> HostTree:
+    """A tree whose ids and links are known without waiting for anything that is launched.
+
+    Raises:
+        TreeError: a device made a malformed one.
+        StaleStepError: a device made one that begins with another token than the history ends with.
+    """
+    host = staged.resolve()
+    if tree.host is None:
+        validate_tree(host, [request.request_id for request in batch.requests])
+        check_roots(host, batch, sessions)
+    return host
 
 
 def check_roots(tree: HostTree, batch: DecodeBatch, sessions: Sequence[GrammarSession]) -> None:

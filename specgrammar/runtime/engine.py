@@ -311,6 +311,7 @@ class Engine:
         """Tell the producer what was committed, and let finished requests leave."""
         commits = self._parts.ledger.take_commits()
         self.trace.num_accepted += sum(commit.num_accepted for commit in commits)
+        self.trace.sources.accept(self._parts.ledger.take_accepted())
         over = [running for running in self._running.values() if running.entry.session.finish is not None]
         reported = {commit.request_id for commit in commits if commit.finished}
         aborted = [r.request.request_id for r in over if r.request.request_id not in reported]

@@ -8,7 +8,7 @@ and how often.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +28,7 @@ class RequestResult:
         num_draft_tokens: draft tokens that were verified for it.
         has_bonus: whether the last of `tokens` is the target's own.
         logprobs: of each of `tokens`, or None.
+        drafters: the sources of the accepted drafts in path order; empty where the tree does not say.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class RequestResult:
     num_draft_tokens: int
     has_bonus: bool
     logprobs: tuple[float, ...] | None = None
+    drafters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Ledger:
         self.num_stale: int = 0
         self._published: deque[Launched[StepResult]] = deque()
         self._commits: list[Commit] = []
+        self._num_accepted: Counter[str] = Counter()
 
     def join(self, request_id: str, prompt_tokens: Sequence[int], session: GrammarSession, step: int) -> Entry:
         """Start to keep a request's books, from `step` on."""
@@ -149,6 +152,11 @@ class Ledger:
         commits, self._commits = self._commits, []
         return commits
 
+    def take_accepted(self) -> Counter[str]:
+        """How many drafts of each source were committed since the last call."""
+        accepted, self._num_accepted = self._num_accepted, Counter()
+        return accepted
+
     def advance_pending(self) -> None:
         """The barrier: move the grammars to where their histories are. Idempotent.
 
@@ -170,6 +178,7 @@ class Ledger:
         if result.logprobs is not None:
             entry.logprobs.extend(result.logprobs[:num_kept])
         num_accepted = min(num_kept, len(result.tokens) - result.has_bonus)
+        self._num_accepted.update(result.drafters[:num_accepted])
         return Commit(
             result.request_id, kept, result.num_draft_tokens, num_accepted, session.finish is not None
         )

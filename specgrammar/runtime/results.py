@@ -15,7 +15,8 @@ from specgrammar.protocols.spec import CommittedTokens
 from specgrammar.protocols.staging import Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.ledger import RequestResult, StepResult
-from specgrammar.trees.tree import HostTree
+from specgrammar.runtime.sources import sources_of
+from specgrammar.trees.tree import DraftTree, HostTree
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,7 @@ class PublishedStep:
         is_known: whether they are found for certain, whatever the clock says.
         max_tokens: the most that it can commit for a request: the longest path, and a bonus token.
         has_grammar: whether a grammar restricts one of its requests.
+        drafted: the tree as it was proposed and pruned, which says who drafted what; None where nobody asks.
     """
 
     step: int
@@ -41,6 +43,7 @@ class PublishedStep:
     is_known: bool
     max_tokens: int
     has_grammar: bool
+    drafted: DraftTree | None = None
 
     def done(self) -> bool:
         """Whether the paths are found."""
@@ -69,9 +72,19 @@ class PublishedStep:
                     max(0, int(num_real[b]) - 1),
                     bool(paths.bonus_token[b] >= 0),
                     logprobs,
+                    self._drafters(paths, b),
                 )
             )
         return StepResult(self.step, tuple(results))
+
+    def _drafters(self, paths: AcceptedPaths, request: int) -> tuple[str, ...]:
+        """Who drafted each accepted token of a request; empty where the tree does not say."""
+        source = None if self.drafted is None else sources_of(self.drafted)
+        if self.drafted is None or source is None:
+            return ()
+        nodes = paths.accept_index[request, 1 : 1 + int(paths.accept_length[request])]
+        of_nodes = source[int(self.tree.cu_nodes[request]) + nodes]
+        return tuple(self.drafted.sources[number] for number in of_nodes.tolist())
 
     def behind(self, request_ids: Sequence[str | None], device: torch.device) -> StepInFlight:
         """This step as the unresolved one of a batch of these requests; None for one that is not in it."""

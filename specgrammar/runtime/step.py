@@ -11,9 +11,10 @@ from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.protocols.spec import DecodeBatch, TreeProducer
 from specgrammar.protocols.staging import Device, StagingStrategy
 from specgrammar.protocols.target import TargetModel
-from specgrammar.runtime.drafts import current_draft
+from specgrammar.runtime.drafts import current_draft, known_tree
 from specgrammar.runtime.ledger import Ledger
 from specgrammar.runtime.masking import LaunchedStep, MaskPolicy
+from specgrammar.runtime.prune import can_prune, prune_illegal
 from specgrammar.runtime.results import PublishedStep
 from specgrammar.runtime.trace import Trace
 
@@ -47,9 +48,16 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
         if parts.producer.needs == "grammar":
             with span("barrier"):
                 ledger.advance_pending()
+        begin = time.perf_counter()
         drafted = parts.producer.propose(batch)
+        drafting_s = time.perf_counter() - begin
         tree = current_draft(drafted, batch, parts.vocabulary, parts.device, parts.trace)
         staged = parts.staging.stage(tree)
+        if can_prune(tree, parts.producer.needs, parts.device):
+            ledger.advance_pending()
+            with span("prune"):
+                tree = prune_illegal(tree, known_tree(tree, staged, batch, sessions), sessions)
+                staged = parts.staging.stage(tree)
     launched_at = time.perf_counter()
     with span("launch"):
         pending = parts.target.verify(batch, tree)
@@ -69,7 +77,14 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
             verified.is_known,
             1 + min(parts.max_depth, int(np.diff(tree.cu_nodes).max()) - 1),
             has_grammar,
+            tree,
         )
         ledger.publish(published)
     parts.trace.count(verified.status, tree.cu_nodes, verified.num_rows, batch.unresolved is not None)
+    waited = verified.is_known and batch.unresolved is None
+    parts.trace.count_drafts(
+        published,
+        drafting_s if tree.host is not None or not parts.device.runs_aside else None,
+        time.perf_counter() - launched_at if waited else None,
+    )
     return published

@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.protocols.grammar import NodeStatus
+from specgrammar.runtime.sources import SourceTable
 from specgrammar.runtime.timeline import Timeline
+
+if TYPE_CHECKING:
+    from specgrammar.runtime.draft_record import DraftRecorder
+    from specgrammar.runtime.results import PublishedStep
 
 
 @dataclass
@@ -35,10 +41,13 @@ class Trace:
         num_accepted: of these, those that were committed.
         num_rejected_by_grammar: of these, those that are illegal or below an illegal one, as far as the grammar
             was asked: lazily masked steps ask it about the target's path alone.
+        num_pruned: draft tokens that were cut before they were verified: illegal ones, and those over a budget.
         num_mask_rows: bitmask rows filled.
         num_stale_drafts: drafts dropped because they were made for another step.
         num_never_engaged: requests that came out before their grammar began (see `Request.grammar_start`).
+        sources: the drafts of each source, and what a verified node costs.
         timeline: keeps every span and step; None, the default, keeps none.
+        recorder: keeps every step's draft trees; None, the default, keeps none.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -48,10 +57,13 @@ class Trace:
     num_draft_tokens: int = 0
     num_accepted: int = 0
     num_rejected_by_grammar: int = 0
+    num_pruned: int = 0
     num_mask_rows: int = 0
     num_stale_drafts: int = 0
     num_never_engaged: int = 0
+    sources: SourceTable = field(default_factory=SourceTable)
     timeline: Timeline | None = None
+    recorder: DraftRecorder | None = None
     _seconds_inside: float = field(default=0.0, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
@@ -98,3 +110,20 @@ class Trace:
         self.num_mask_rows += num_rows
         if self.timeline is not None:
             self.timeline.end_step(time.perf_counter())
+
+    def count_drafts(self, published: PublishedStep, drafting_s: float | None, step_s: float | None) -> None:
+        """Count a step's drafts by their sources.
+
+        Args:
+            published: with its `drafted` tree.
+            drafting_s: host seconds of drafting; None where the host did not do all of it.
+            step_s: seconds from the forward's launch to its paths; None where the host did not wait for them.
+        """
+        drafted = published.drafted
+        assert drafted is not None
+        self.num_pruned += len(drafted.pruned)
+        self.sources.add(drafted, published.status, drafting_s)
+        if step_s is not None:
+            self.sources.costs.add(drafted.bs, drafted.num_nodes, step_s)
+        if self.recorder is not None:
+            self.recorder.add(published)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specgrammar.runtime.intervals import Interval, common, innermost, merged, outside
 from specgrammar.runtime.timeline import LANES, Lane, Span, Timeline
 
-GRAMMAR_STAGES = ("barrier", "build", "upload", "apply", "resample")
+GRAMMAR_STAGES = ("barrier", "prune", "build", "upload", "apply", "resample")
 FORWARD = "forward"
 
 

@@ -376,8 +376,8 @@ def test_the_trace_counts_every_draft_once() -> None:
     outputs = engine.step()
     trace = engine.trace
     assert [output.request_id for output in outputs] == ["dead"]
-    assert (trace.num_steps, trace.num_draft_tokens, trace.num_accepted) == (1, 5, 1)
-    assert (trace.num_rejected_by_grammar, trace.num_rejected_by_target) == (2, 2)
+    assert (trace.num_steps, trace.num_draft_tokens, trace.num_accepted) == (1, 3, 1)
+    assert (trace.num_pruned, trace.num_rejected_by_grammar, trace.num_rejected_by_target) == (2, 0, 2)
 
 
 class GrammarReader:

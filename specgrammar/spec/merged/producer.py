@@ -8,9 +8,10 @@ choose     the likeliest drafts of the whole batch, as many as pay for their ver
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from specgrammar.protocols.spec import (
 from specgrammar.spec.merged.acceptance import Acceptance
 from specgrammar.spec.merged.budget import NodeBudget
 from specgrammar.spec.merged.trie import DraftTrie, Origin
-from specgrammar.trees.tree import DraftTree, HostTree
+from specgrammar.trees.tree import DraftTree, HostTree, PrunedDraft
 
 if TYPE_CHECKING:
     from specgrammar.spec.merged.algorithm import MergedAlgorithm
@@ -62,15 +63,20 @@ class MergedProducer:
         self._acceptance = Acceptance()
         self._budget = NodeBudget(context.agree)
         self._verified: dict[str, DraftTrie] = {}
+        self._pruned: list[PrunedDraft] = []  # of this step
+        self._drafting_s: list[float] = []  # of this step, by source
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One tree per request, see `TreeProducer`."""
         self._budget.begin(len(batch))
+        self._pruned, self._drafting_s = [], [0.0] * len(self._names)
         tries = [DraftTrie(view.tokens[-1]) for view in batch.requests]
         self._draft(batch, tries)
         self._extend(batch.requests, tries)
         legal = [_legal_nodes(view, trie) for view, trie in zip(batch.requests, tries, strict=True)]
         chosen = self._choose(tries, legal)
+        for b, (trie, nodes, kept) in enumerate(zip(tries, legal, chosen, strict=True)):
+            self._pruned += _left_out(b, trie, nodes, kept)
         for view, trie in zip(batch.requests, chosen, strict=True):
             self._verified[view.request_id] = trie
         return self._tree(batch.step, chosen)
@@ -95,8 +101,10 @@ class MergedProducer:
             if not asked:
                 continue
             views = tuple(batch.requests[b] for b in asked)
+            begin_s = time.perf_counter()
             drafted = producer.propose(replace(batch, requests=views))
             host = self._on_host(drafted)
+            self._drafting_s[source] += time.perf_counter() - begin_s
             parents, bounds = host.parents().tolist(), host.cu_nodes.tolist()
             tokens = host.draft_tokens.tolist()
             scores = None if drafted.score is None else drafted.score.tolist()
@@ -124,11 +132,17 @@ class MergedProducer:
                 ends = {b: tries[b].likeliest_leaf() for b in going if b not in grown}
                 ends = {b: leaf for b, leaf in ends.items() if self._may_go_on(views[b], tries[b], leaf)}
                 paths = [tries[b].path(leaf) for b, leaf in ends.items()]
+                begin_s = time.perf_counter()
                 chains = producer.continue_behind(
                     [views[b] for b in ends], paths, self._options.num_draft_tokens
                 )
+                self._drafting_s[source] += time.perf_counter() - begin_s
                 for (b, leaf), path, chain in zip(ends.items(), paths, chains, strict=True):
                     legal = _legal_part(views[b], path, chain)
+                    self._pruned += [
+                        PrunedDraft(b, (*path, *chain[:end]), source, "illegal")
+                        for end in range(len(legal) + 1, len(chain) + 1)
+                    ]
                     if legal:
                         grown.add(b)
                         room = self._room(views[b], tries[b], leaf)
@@ -168,7 +182,8 @@ class MergedProducer:
         parents = [parent for trie in tries for parent in trie.parents]
         origins = [max(origin.source, 0) for trie in tries for origin in trie.origins]
         host = HostTree.from_parents(cu_nodes, np.array(tokens, np.int64), np.array(parents, np.int64))
-        return DraftTree.from_host(step, host, source=np.array(origins, np.int16), sources=self._names)
+        tree = DraftTree.from_host(step, host, source=np.array(origins, np.int16), sources=self._names)
+        return replace(tree, pruned=tuple(self._pruned), drafting_s=tuple(self._drafting_s))
 
     def _on_host(self, tree: DraftTree) -> HostTree:
         """A source's tree; waits where a device makes it."""
@@ -232,3 +247,15 @@ def _legal_nodes(view: RequestView, trie: DraftTrie) -> list[int]:
                 legal.add(node)
             node = trie.parents[node]
     return sorted(legal)
+
+
+def _left_out(request: int, trie: DraftTrie, legal: Sequence[int], kept: DraftTrie) -> list[PrunedDraft]:
+    """The drafts that were not chosen."""
+    there = {tuple(kept.path(node)) for node in range(1, len(kept))}
+    left_out: list[PrunedDraft] = []
+    for node in range(1, len(trie)):
+        path = tuple(trie.path(node))
+        if path not in there:
+            why: Literal["illegal", "budget"] = "budget" if node in legal else "illegal"
+            left_out.append(PrunedDraft(request, path, trie.origins[node].source, why))
+    return left_out
