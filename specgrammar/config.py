@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specgrammar.checks import check_int, check_number, check_text, refused
 from specgrammar.errors import ConfigError
@@ -40,6 +40,9 @@ class Config:
         backend_options: its options.
         algorithm: name of a speculative algorithm; `none` is ordinary decoding on the same path.
         algorithm_options: its options.
+        budget: draft tokens that a step verifies for a request on average, the likeliest of the batch: a
+            number, or `auto` for as many as pay for themselves by this machine's measured steps. None: all that
+            the algorithm drafts, and `auto` for one that is made of several (`forced+ngram`).
         acceptance: `target_only` (exact, and the same tokens whatever the algorithm) or `rejection` (exact
             in law; for algorithms whose drafts are sampled from a stated distribution).
         mask_policy: `eager` masks every row under the forward, `lazy` samples first and masks where the grammar
@@ -56,6 +59,7 @@ class Config:
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     algorithm: str = "none"
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | Literal["auto"] | None = None
     acceptance: AcceptMethod = "target_only"
     mask_policy: MaskPolicyChoice = "auto"
     max_batch_size: int = 8
@@ -71,6 +75,8 @@ class Config:
             options = getattr(self, name)
             if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
                 raise refused(f"config: {name}", options, "a table of options by name")
+        if self.budget is not None and self.budget != "auto":
+            check_int("config: budget", self.budget, 1)
         check_accept_method("config: acceptance", self.acceptance)
         check_mask_policy("config: mask_policy", self.mask_policy)
         check_int("config: max_batch_size", self.max_batch_size, 1, MAX_BATCH_SIZE)

@@ -12,13 +12,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specgrammar.checks import show
 from specgrammar.errors import ConfigError, PluginError, SpecGrammarError
 from specgrammar.protocols.adapter import ADAPTER_API_VERSION
 from specgrammar.protocols.grammar import BACKEND_API_VERSION, BackendFacts
-from specgrammar.protocols.spec import ALGORITHM_API_VERSION
+from specgrammar.protocols.spec import ALGORITHM_API_VERSION, SpecAlgorithm
+
+if TYPE_CHECKING:
+    from specgrammar.config import Config
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,27 @@ def create(group: Group, name: str, *args: Any, **options: Any) -> Any:
         if not hasattr(made, member):
             raise _refusal(plugin.where, member, "a property", "nothing", f"define {member}")
     return made
+
+
+def algorithm_of(config: Config) -> SpecAlgorithm:
+    """The algorithm that a configuration names, under its budget; raises as `create` does."""
+    name, options = config.algorithm, dict(config.algorithm_options)
+    if config.budget is None:
+        made: SpecAlgorithm = create(ALGORITHMS, name, **options)
+        return made
+    if "+" in name:
+        if "budget" in options:
+            raise ConfigError(
+                "config: both budget and the algorithm's option 'budget' are set; drop the option"
+            )
+        return create(ALGORITHMS, name, **options, budget=config.budget)  # type: ignore[no-any-return]  # checked
+    alone: SpecAlgorithm = create(ALGORITHMS, name, **options)
+    num_drafts = alone.topology.max_nodes - 1
+    if num_drafts < 1:
+        raise ConfigError(f"config: budget = {config.budget!r}, but algorithm {name!r} drafts nothing; drop it")
+    from specgrammar.spec.merged.algorithm import merged
+
+    return merged([(name, alone)], num_draft_tokens=num_drafts, budget=config.budget)
 
 
 def _merged(names: Sequence[str], options: Mapping[str, Any]) -> Any:

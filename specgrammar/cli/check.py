@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from specgrammar.cli.options import parse_options
@@ -138,7 +138,7 @@ def _made(arguments: argparse.Namespace) -> tuple[Callable[..., Any], dict[str, 
     if arguments.kind == "adapter":
         if options:
             raise ConfigError("--option is for backends and algorithms; an adapter takes --model")
-        return partial(_load, loaded, arguments.model), {}
+        return cache(partial(_load, loaded, arguments.model)), {}  # its requests leave with each check
     if arguments.kind == "backend":
         return lambda vocabulary: create(group, name, vocabulary, **options), {}
     create(group, name, **options)  # impossible options are an error here, not a broken contract

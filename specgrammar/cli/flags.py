@@ -72,7 +72,8 @@ def _add_plugins(command: argparse.ArgumentParser) -> None:
     add(
         "--algorithm",
         metavar="NAME",
-        help="how tokens are drafted: none (ordinary decoding), ngram, chain, or a plugin's "
+        help="how tokens are drafted: none (ordinary decoding), ngram, forced, chain, eagle, a plugin's, or "
+        "several in one tree, as forced+ngram "
         f"(default: {Config.algorithm})",
     )
     for kind in ("backend", "algorithm"):
@@ -83,6 +84,13 @@ def _add_plugins(command: argparse.ArgumentParser) -> None:
             default=[],
             help=f"an option of the {kind}, as `specgrammar plugins` lists them; repeatable (default: none)",
         )
+    add(
+        "--budget",
+        metavar="auto|N",
+        help="draft tokens that a step verifies for a request on average, the likeliest: a number, or auto for "
+        "as many as pay for themselves by measured costs (default: all that are drafted; auto where several "
+        "algorithms draft)",
+    )
     add(
         "--acceptance",
         choices=("target_only", "rejection"),

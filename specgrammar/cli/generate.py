@@ -7,8 +7,9 @@ import dataclasses
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from specgrammar.checks import show
 from specgrammar.cli.flags import add_flags
 from specgrammar.cli.options import parse_options
 from specgrammar.cli.prompts import Prompt, prompts_from
@@ -16,6 +17,7 @@ from specgrammar.cli.recording import check_trace_path, recording
 from specgrammar.cli.report import print_output, print_summary
 from specgrammar.cli.start import check_start, start_of
 from specgrammar.config import Config
+from specgrammar.errors import ConfigError
 from specgrammar.grammar.gate import Markers
 from specgrammar.grammar.stops import StopRules
 from specgrammar.registry import ADAPTERS, find
@@ -79,6 +81,7 @@ def config_from(arguments: argparse.Namespace) -> Config:
     values: dict[str, Any] = {
         "backend": arguments.backend or base.backend,
         "algorithm": arguments.algorithm or base.algorithm,
+        "budget": base.budget if arguments.budget is None else budget_from(arguments.budget),
         "acceptance": arguments.acceptance or base.acceptance,
         "mask_policy": arguments.mask_policy or base.mask_policy,
         "max_batch_size": base.max_batch_size if arguments.batch_size is None else arguments.batch_size,
@@ -92,6 +95,16 @@ def config_from(arguments: argparse.Namespace) -> Config:
         arguments.algorithm_option
     )
     return dataclasses.replace(base, **values)
+
+
+def budget_from(text: str) -> int | Literal["auto"]:
+    """The value of `--budget`; raises ConfigError for what is no budget."""
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--budget = {show(text)}; expected auto, or a number of draft tokens") from None
 
 
 def _request(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specgrammar.checks import show
 from specgrammar.errors import ConfigError
 from specgrammar.protocols.spec import supports_grammar_overlap
-from specgrammar.registry import ALGORITHMS, create
+from specgrammar.registry import algorithm_of
 
 if TYPE_CHECKING:
     from specgrammar.protocols.adapter import EngineAdapter
@@ -55,13 +55,12 @@ def facts_behind(engine: Engine) -> dict[str, Any]:
 def facts_of(engine: Engine, adapter: EngineAdapter) -> dict[str, Any]:
     """What a trace says about its run."""
     config, device = engine.config, adapter.device
-    algorithm = create(ALGORITHMS, config.algorithm, **config.algorithm_options)
     return {
         "algorithm": config.algorithm,
         "backend": config.backend,
         "device": f"{device.torch_device} ({type(device).__name__})",
         "policy": config.mask_policy,
         "max_batch_size": config.max_batch_size,
-        "supports_grammar_overlap": supports_grammar_overlap(algorithm),
+        "supports_grammar_overlap": supports_grammar_overlap(algorithm_of(config)),
         "needs": engine.producer.needs,
     }

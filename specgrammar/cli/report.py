@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specgrammar.cli.sources import source_table, sources_as_json
 from specgrammar.cli.table import table
 from specgrammar.config import Config
 
@@ -81,6 +82,7 @@ def summary(outputs: Sequence[RequestOutput], engine: Engine, config: Config, se
         "num_forwards": trace.num_steps,
         "num_overlapped_steps": trace.num_overlapped_steps,
         "mean_accept_length": round(num_tokens / num_verified, 4) if num_verified else 0.0,
+        "num_pruned": trace.num_pruned,
         "num_draft_tokens": trace.num_draft_tokens,
         "num_accepted": trace.num_accepted,
         "num_rejected_by_grammar": trace.num_rejected_by_grammar,
@@ -91,6 +93,7 @@ def summary(outputs: Sequence[RequestOutput], engine: Engine, config: Config, se
         "seconds": round(seconds, 4),
         "tokens_per_second": round(num_tokens / seconds, 2) if seconds else 0.0,
         "seconds_by_stage": {stage: round(spent, 4) for stage, spent in trace.seconds.items()},
+        **sources_as_json(trace.sources),
     }
 
 
@@ -109,10 +112,13 @@ def print_summary(
         )
     if values["num_errors"] == values["num_requests"]:
         return  # nothing was generated: zeros would only push the errors off the screen
-    stages = values.pop("seconds_by_stage")
+    stages, sources = values.pop("seconds_by_stage"), values.pop("sources", None)
+    values.pop("ms_per_verified_node", None)
     rows: list[tuple[str, object]] = [(name.replace("_", " "), value) for name, value in values.items()]
     rows += [
         (f"  {stage}, ms per forward", 1e3 * spent / max(1, engine.trace.num_steps))
         for stage, spent in stages.items()
     ]
     print(table(("statistic", "value"), rows), file=sys.stderr)
+    if sources is not None:
+        print(f"\n{source_table(engine.trace.sources)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`DraftRecorder`: the draft trees of a run, and what became of their nodes, for whoever wants to look at them."""
+"""`DraftRecorder`: the draft trees of a run, and what became of their nodes, for pictures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RecordedStep:
 
 @dataclass
 class DraftRecorder:
-    """Keeps every step of a run in memory: set one before a short run (`engine.trace.recorder = DraftRecorder()`)."""
+    """Keeps every step of a run in memory; set one as `engine.trace.recorder` before a short run."""
 
     _published: list[PublishedStep] = field(default_factory=list)
 

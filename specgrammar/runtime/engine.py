@@ -26,7 +26,7 @@ from specgrammar.protocols.spec import (
     TreeProducer,
     supports_grammar_overlap,
 )
-from specgrammar.registry import ALGORITHMS, BACKENDS, create
+from specgrammar.registry import BACKENDS, algorithm_of, create
 from specgrammar.runtime.admission import Admission
 from specgrammar.runtime.compatible import check_parts, checked_producer, deepest_undo
 from specgrammar.runtime.ledger import Ledger
@@ -153,11 +153,10 @@ class Engine:
         if not hasattr(adapter, "vocabulary"):
             raise ConfigError(f"Engine.build: {adapter!r} is no adapter; pass e.g. TransformersAdapter.load()")
         backend = create(BACKENDS, config.backend, adapter.vocabulary, **config.backend_options)
-        algorithm = create(ALGORITHMS, config.algorithm, **config.algorithm_options)
         return cls(
             adapter,
             backend,
-            algorithm,
+            algorithm_of(config),
             config,
             agree=agree,
             agree_joins=agree_joins,

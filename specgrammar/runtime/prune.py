@@ -1,9 +1,9 @@
 """Prune before verify: drafts that the grammar forbids cost no forward where they are known before it.
 
 An illegal draft is never accepted, whatever the target says, so cutting it changes no token: only fewer nodes
-are verified. A node that was *drawn* from a stated distribution stays where its parent can be reached, legal or
-not: rejection sampling needs it (p = (.5, .5, 0), q = (.5, 0, .5), the illegal draw left out, then a draw from p:
-the first token comes with .75). Behind an illegal node nothing is ever reached, so all of it goes.
+are verified. A node that was *drawn* from a stated distribution stays where its parent can be reached, legal
+or not: rejection sampling needs it (p = (.5, .5, 0), q = (.5, 0, .5), the illegal draw left out, then a draw
+from p: the first token comes with .75). Behind an illegal node nothing is ever reached, so all of it goes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def can_prune(tree: DraftTree, needs: Needs, device: Device) -> bool:
 def prune_illegal(tree: DraftTree, host: HostTree, sessions: Sequence[GrammarSession]) -> DraftTree:
     """The tree without the drafts that the grammars forbid; itself where there are none.
 
-    Requests that no grammar restricts yet, or that are over, keep all their nodes. A grammar that fails ends its
-    request alone.
+    Requests that no grammar restricts yet, or that are over, keep all their nodes. A grammar that fails ends
+    its request alone.
 
     Args:
         tree: what was proposed.

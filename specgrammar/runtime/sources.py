@@ -61,7 +61,7 @@ class NodeCosts:
             self._steps[bs, num_nodes] += 1
 
     def per_node_s(self) -> float | None:
-        """Seconds that a node adds, on average over the nodes of the steps beyond the smallest of their batch size.
+        """Seconds that a node adds, on average over the nodes that steps had beyond the smallest of their size.
 
         None where steps did not differ in size, or where larger ones took no longer.
         """
