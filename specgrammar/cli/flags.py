@@ -1,4 +1,4 @@
-"""The flags of `specgrammar generate`, each with its unit and what holds without it."""
+"""The flags of `specgrammar generate` and `tree`, each with its unit and what holds without it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from specgrammar.spec.sampling import SamplingParams
 
 def add_flags(command: argparse.ArgumentParser) -> None:
     """Add all, in groups as `--help` shows them."""
-    for add_group in (_add_prompts, _add_constraint, _add_plugins, _add_sampling, _add_model_and_output):
+    for add_group in (_add_prompts, _add_constraint, _add_plugins, _add_sampling, _add_model, _add_output):
         add_group(command)
+
+
+def add_flags_of_one(command: argparse.ArgumentParser) -> None:
+    """Add those of a command that runs one prompt and prints something else than its text."""
+    command.add_argument("--prompt", metavar="TEXT", required=True, help="the prompt")
+    for add_group in (_add_constraint, _add_plugins, _add_sampling, _add_model):
+        add_group(command)
+    command.set_defaults(prompts=None, logprobs=False)
 
 
 def _add_prompts(command: argparse.ArgumentParser) -> None:
@@ -167,8 +175,8 @@ def _add_sampling(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_model_and_output(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument_group("model and output").add_argument
+def _add_model(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument_group("model").add_argument
     add(
         "--model",
         metavar="PATH",
@@ -191,6 +199,10 @@ def _add_model_and_output(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="give the model the prompt as it stands (default: in the model's chat template)",
     )
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument_group("output").add_argument
     add(
         "--logprobs",
         action="store_true",

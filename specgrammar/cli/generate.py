@@ -24,6 +24,7 @@ from specgrammar.registry import ADAPTERS, find
 from specgrammar.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from specgrammar.runtime.engine import Engine
     from specgrammar.runtime.request import Request, RequestOutput
 
 _DESCRIPTION = """Generate text that follows a grammar, with or without speculation.
@@ -45,15 +46,25 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate; 1 if any request failed."""
-    config = config_from(arguments)
+    check_trace_path(arguments.trace)
+    prompts = prompts_from(arguments)
+    engine, adapter, requests = prepared(arguments, config_from(arguments), prompts)
+    begin = time.perf_counter()
+    with recording(arguments.trace, engine, adapter):
+        outputs = list(_shown(engine.generate(requests), prompts, arguments))
+    print_summary(outputs, engine, engine.config, time.perf_counter() - begin, arguments.output)
+    return int(any(output.finish_reason == "error" for output in outputs))
+
+
+def prepared(
+    arguments: argparse.Namespace, config: Config, prompts: list[Prompt]
+) -> tuple[Engine, Any, list[Request]]:
+    """An engine, its adapter and the requests; what can be refused is, before a model is loaded."""
     sampling = SamplingParams(
         arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p, arguments.seed
     )
-    # Refused here, before a model is loaded.
     stops = StopRules(stop_strings=tuple(arguments.stop), max_new_tokens=arguments.max_new_tokens)
-    prompts = prompts_from(arguments)
     check_start(arguments, prompts)
-    check_trace_path(arguments.trace)
     config = dataclasses.replace(config, max_batch_size=min(config.max_batch_size, len(prompts)))
     load_adapter = find(ADAPTERS, "transformers").load()
 
@@ -67,12 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     engine = Engine.build(config, adapter)
     start = start_of(arguments, adapter)
-    requests = [_request(prompt, sampling, stops, start, arguments, adapter) for prompt in prompts]
-    begin = time.perf_counter()
-    with recording(arguments.trace, engine, adapter):
-        outputs = list(_shown(engine.generate(requests), prompts, arguments))
-    print_summary(outputs, engine, config, time.perf_counter() - begin, arguments.output)
-    return int(any(output.finish_reason == "error" for output in outputs))
+    return engine, adapter, [_request(prompt, sampling, stops, start, arguments, adapter) for prompt in prompts]
 
 
 def config_from(arguments: argparse.Namespace) -> Config:

@@ -15,7 +15,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from specgrammar import __version__
-from specgrammar.cli import check, generate, model, plugins, trace
+from specgrammar.cli import check, generate, model, plugins, trace, tree
 from specgrammar.errors import ConfigError, SpecGrammarError
 
 _LONGEST_MESSAGE = 1_000  # argparse repeats what was typed, whatever its length
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="specgrammar", description="Grammar-constrained speculative decoding.")
     top.add_argument("--version", action="version", version=f"specgrammar {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (generate, trace, plugins, check, model):
+    for command in (generate, trace, tree, plugins, check, model):
         command.add_parser(commands)
     return top
 

@@ -1,9 +1,12 @@
-"""The few SVG elements that the timeline is made of, as text."""
+"""The few SVG elements that our pictures are made of, as text."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from string import ascii_lowercase, digits
 from xml.sax.saxutils import escape
+
+from specgrammar.errors import ConfigError
 
 _NARROW = frozenset(ascii_lowercase + digits + " .,:;()-_'/") - frozenset("mw")
 
@@ -51,6 +54,26 @@ def rectangle(x: float, y: float, width: float, height: float, fill: str, tip: s
     return f"<rect {box}>{title}</rect>"
 
 
+def box(
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    fill: str,
+    stroke: str,
+    *,
+    stroke_width: float = 1.0,
+    dashed: bool = False,
+    tip: str = "",
+) -> str:
+    """A rectangle with round corners and a border; a browser shows the tip over it."""
+    title = f"<title>{content(tip)}</title>" if tip else ""
+    dashes = ' stroke-dasharray="4 3"' if dashed else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4"'
+    border = f'stroke="{stroke}" stroke-width="{stroke_width:g}"{dashes}'
+    return f'<rect {place} fill="{fill}" {border}>{title}</rect>'
+
+
 def line(x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -> str:
     """A thin line."""
     dashes = ' stroke-dasharray="4 3"' if dashed else ""
@@ -69,3 +92,11 @@ def document(width: float, height: float, title: str, elements: list[str]) -> st
             "</svg>\n",
         ]
     )
+
+
+def write_svg(path: str, text: str) -> None:
+    """Write a picture where `--svg` says; raises ConfigError where that is impossible."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:  # a ValueError: a NUL in the path
+        raise ConfigError(f"--svg: {path} cannot be written: {error}") from error

@@ -7,10 +7,10 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from specgrammar.checks import show
+from specgrammar.cli.svg import write_svg
 from specgrammar.cli.table import table
 from specgrammar.cli.timeline_svg import draw
 from specgrammar.errors import ConfigError
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     steps = selected_steps(timeline, selection)
     overlap = summarize(repeats, steps, against)
     if arguments.svg is not None:
-        _write(arguments.svg, draw(timeline, _drawn(steps, selection)))
+        write_svg(arguments.svg, draw(timeline, _drawn(steps, selection)))
     if arguments.output == "json":
         print(json.dumps(as_json(timeline.facts, overlap)))
     else:
@@ -169,10 +169,3 @@ def _drawn(steps: range, selection: slice) -> range:
         return steps
     begin = max(0, (len(steps) - _DRAWN_STEPS) // 2)
     return steps[begin : begin + _DRAWN_STEPS]
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:  # a ValueError: a NUL in the path
-        raise ConfigError(f"--svg: {path} cannot be written: {error}") from error
