@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.protocols.grammar import NodeStatus
-from specgrammar.spec.merged.budget import StepCosts
 from specgrammar.trees.tree import DraftTree
 
 
@@ -46,33 +45,53 @@ class SourceCounts:
 
 
 @dataclass
-class NodeCosts:
-    """What one more node costs a step, from steps that the host saw from their launch to their paths."""
+class _Sums:
+    """Of the steps of one batch size: how many, and sums over their nodes and seconds, for a straight line."""
 
-    _curves: dict[int, StepCosts] = field(default_factory=dict)
-    _steps: Counter[tuple[int, int]] = field(default_factory=Counter)
-    _num_seen: int = 0
+    num: int = 0
+    nodes: float = 0.0
+    seconds: float = 0.0
+    squares: float = 0.0
+    products: float = 0.0
+
+    @property
+    def spread(self) -> float:
+        """How far sizes are from their mean, squared and summed."""
+        return self.squares - self.nodes**2 / self.num
+
+    @property
+    def rise(self) -> float:
+        """The same of sizes with seconds."""
+        return self.products - self.nodes * self.seconds / self.num
+
+
+@dataclass
+class NodeCosts:
+    """What one more node costs a step, from steps that the host saw from their launch to their paths.
+
+    The slope of the least-squares line through them, with an offset for each batch size.
+    """
+
+    _by_batch_size: dict[int, _Sums] = field(default_factory=dict)
+    _has_begun: bool = False
 
     def add(self, bs: int, num_nodes: int, seconds: float) -> None:
         """A step of some requests with so many nodes took that long; the first of all only loads code."""
-        self._num_seen += 1
-        if self._num_seen > 1:
-            self._curves.setdefault(bs, StepCosts()).add(num_nodes, seconds)
-            self._steps[bs, num_nodes] += 1
+        if not self._has_begun:
+            self._has_begun = True
+            return
+        sums = self._by_batch_size.setdefault(bs, _Sums())
+        sums.num += 1
+        sums.nodes += num_nodes
+        sums.seconds += seconds
+        sums.squares += num_nodes**2
+        sums.products += num_nodes * seconds
 
     def per_node_s(self) -> float | None:
-        """Seconds that a node adds, on average over the nodes that steps had beyond the smallest of their size.
-
-        None where steps did not differ in size, or where larger ones took no longer.
-        """
-        total_s, num_nodes = 0.0, 0
-        for bs, costs in self._curves.items():
-            steps = {size: times for (of_bs, size), times in self._steps.items() if of_bs == bs}
-            least, curve = min(steps), costs.curve(max(steps))
-            for size, times in steps.items():
-                total_s += times * (curve[size] - curve[least])
-                num_nodes += times * (size - least)
-        return total_s / num_nodes if total_s > 0 else None
+        """Seconds that a node adds; None where steps did not differ in size, or where larger took no longer."""
+        spread = sum(sums.spread for sums in self._by_batch_size.values())
+        rise = sum(sums.rise for sums in self._by_batch_size.values())
+        return rise / spread if spread > 0.5 and rise > 0 else None  # sizes that differ at all differ by one
 
 
 @dataclass
