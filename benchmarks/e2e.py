@@ -51,6 +51,11 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         "eagle",
         {"topk": 2, "num_steps": 4, "num_draft_tokens": 6, "grammar_aware": True},
     ),
+    "forced": ("forced", {}),
+    "forced+ngram, 12": ("forced+ngram", {"budget": 12}),
+    "forced+ngram, auto": ("forced+ngram", {}),
+    "forced+eagle, 12": ("forced+eagle", {"budget": 12, "eagle": {"grammar_aware": True}}),
+    "forced+eagle, auto": ("forced+eagle", {"eagle": {"grammar_aware": True}}),
 }
 
 
