@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,9 +44,9 @@ class Case:
     spec: GrammarSpec | None
 
     @property
-    def drawn(self) -> list[bool]:
+    def drawn(self) -> Sequence[bool]:
         assert self.tree.sampled is not None
-        return (self.tree.sampled.row_of_node >= 0).tolist()
+        return [row >= 0 for row in self.tree.sampled.row_of_node]
 
 
 @st.composite
@@ -209,8 +210,8 @@ def test_nothing_that_overlaps_is_lost_by_it() -> None:
     finally:
         stream.close()
     for needs in ("nothing", "history", "grammar"):
-        assert can_prune(on_device, needs, InlineDevice())  # type: ignore[arg-type]  # a str of a tuple
-        assert not can_prune(root, needs, InlineDevice()), "there is no draft"  # type: ignore[arg-type]
+        assert can_prune(on_device, needs, InlineDevice())
+        assert not can_prune(root, needs, InlineDevice()), "there is no draft"
 
 
 def test_a_grammar_that_fails_ends_its_request_alone() -> None:
