@@ -40,9 +40,6 @@ class Config:
         backend_options: its options.
         algorithm: name of a speculative algorithm; `none` is ordinary decoding on the same path.
         algorithm_options: its options.
-        budget: draft tokens that a step verifies for a request on average, the likeliest of the batch: a
-            number, or `auto` for as many as pay for themselves by this machine's measured steps. None: all that
-            the algorithm drafts, and `auto` for one that is made of several (`forced+ngram`).
         acceptance: `target_only` (exact, and the same tokens whatever the algorithm) or `rejection` (exact
             in law; for algorithms whose drafts are sampled from a stated distribution).
         mask_policy: `eager` masks every row under the forward, `lazy` samples first and masks where the grammar
@@ -53,13 +50,15 @@ class Config:
         compile_memory_mb: memory that one grammar may take in such a trial, in [64, 2**20] (Linux).
         compile_cache_entries: most compiled grammars that are kept for requests to come, in [0, 2**20].
         compile_cache_mb: most memory that they take together, in [0, 2**20].
+        budget: draft tokens that a step verifies for a request on average, the likeliest of the batch: a
+            number, or `auto` for as many as pay for themselves by this machine's measured steps. None: all that
+            the algorithm drafts, and `auto` for one that is made of several (`forced+ngram`).
     """
 
     backend: str = "xgrammar"
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     algorithm: str = "none"
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
-    budget: int | Literal["auto"] | None = None
     acceptance: AcceptMethod = "target_only"
     mask_policy: MaskPolicyChoice = "auto"
     max_batch_size: int = 8
@@ -67,6 +66,7 @@ class Config:
     compile_memory_mb: int = 2048
     compile_cache_entries: int = 1024
     compile_cache_mb: int = 512
+    budget: int | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         check_text("config: backend", self.backend)
@@ -76,7 +76,7 @@ class Config:
             if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
                 raise refused(f"config: {name}", options, "a table of options by name")
         if self.budget is not None and self.budget != "auto":
-            check_int("config: budget", self.budget, 1)
+            check_int("config: budget (auto, or a number)", self.budget, 1)
         check_accept_method("config: acceptance", self.acceptance)
         check_mask_policy("config: mask_policy", self.mask_policy)
         check_int("config: max_batch_size", self.max_batch_size, 1, MAX_BATCH_SIZE)

@@ -28,6 +28,7 @@ def test_from_toml_reads_every_field() -> None:
     compile_memory_mb = 64
     compile_cache_entries = 0
     compile_cache_mb = 5
+    budget = 7
     [backend_options]
     a = 1
     [algorithm_options]
@@ -35,7 +36,7 @@ def test_from_toml_reads_every_field() -> None:
     """
     config = Config.from_toml(text)
     assert config == Config(
-        "llguidance", {"a": 1}, "ngram", {"num_draft_tokens": 3}, "target_only", "lazy", 4, 2.5, 64, 0, 5
+        "llguidance", {"a": 1}, "ngram", {"num_draft_tokens": 3}, "target_only", "lazy", 4, 2.5, 64, 0, 5, 7
     )
 
 
@@ -59,6 +60,8 @@ def test_config_is_frozen() -> None:
         ({"algorithm_options": {1: 2}}, ["algorithm_options = {1: 2}", "by name"]),
         ({"acceptance": ["rejection"]}, ["acceptance = ['rejection']", "target_only"]),
         ({"acceptance": "typical"}, ["'typical'", "target_only", "rejection"]),
+        ({"budget": 0}, ["budget", "auto", "= 0", ">= 1"]),
+        ({"budget": "most"}, ["budget", "auto", "= 'most'"]),
         ({"max_batch_size": 0}, ["max_batch_size = 0", ">= 1"]),
         ({"max_batch_size": True}, ["max_batch_size = True", "integer"]),
         ({"max_batch_size": 2.0}, ["max_batch_size = 2.0", "integer"]),

@@ -507,6 +507,7 @@ def test_no_setting_of_a_config_file_is_lost(tmp_path: Path) -> None:
         compile_memory_mb=512,
         compile_cache_entries=7,
         compile_cache_mb=9,
+        budget="auto",
     )
     default = Config()
     fields = {field.name for field in dataclasses.fields(Config)}
@@ -524,5 +525,6 @@ def test_no_setting_of_a_config_file_is_lost(tmp_path: Path) -> None:
     add_flags(parser)
     given = ["--config", str(path), "--prompt", "a"]
     assert config_from(parser.parse_args(given)) == config
-    overridden = config_from(parser.parse_args([*given, "--mask-policy", "auto", "--batch-size", "2"]))
-    assert overridden == dataclasses.replace(config, mask_policy="auto", max_batch_size=2)
+    flags = ["--mask-policy", "auto", "--batch-size", "2", "--budget", "5"]
+    overridden = config_from(parser.parse_args([*given, *flags]))
+    assert overridden == dataclasses.replace(config, mask_policy="auto", max_batch_size=2, budget=5)

@@ -173,7 +173,10 @@ def test_a_budget_for_one_algorithm_and_what_is_none(model: Path, capsys: pytest
     assert main([*argv, "--algorithm", "ngram", "--budget", "1"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
     assert summary["num_draft_tokens"] <= summary["num_forwards"], "one a step"
-    for budget, message in (("most", "expected auto, or a number"), ("0", "config: budget = 0")):
+    for budget, message in (
+        ("most", "expected auto, or a number"),
+        ("0", "config: budget (auto, or a number) = 0"),
+    ):
         assert main([*argv, "--algorithm", "ngram", "--budget", budget]) == 2
         assert message in capsys.readouterr().err
     assert main([*argv, "--algorithm", "none", "--budget", "auto"]) == 2
