@@ -79,18 +79,19 @@ def test_costs_are_medians_joined_by_lines_that_never_fall() -> None:
     costs = StepCosts()
     for size, seconds in ((1, 3.0), (1, 1.0), (1, 1.0), (5, 2.0), (7, 1.5)):
         costs.add(size, seconds)
-    assert costs.curve(9) == pytest.approx([1.0, 1.0, 1.25, 1.5, 1.75, 2.0, 2.0, 2.0, 2.0 + 1 / 6, 2.0 + 2 / 6])
+    expected = [1.0, 1.0, 1.1875, 1.375, 1.5625, 1.75, 1.75, 1.75, 1.875, 2.0]  # 5 and 7 are one: 7 cost less
+    assert costs.curve(9) == pytest.approx(expected)
 
 
 class Clock:
     """A step of n nodes takes `fixed + each * n` seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fixed: float, each: float) -> None:
-        self.now, self.fixed, self.each = 0.0, fixed, each
+        self.now, self.fixed, self.each, self.generation = 0.0, fixed, each, 0
         monkeypatch.setattr("specgrammar.spec.merged.budget.time.perf_counter", lambda: self.now)
 
     def step(self, budget: NodeBudget, chances: Sequence[float], bs: int = 1) -> int:
-        budget.begin(bs)
+        budget.begin([f"{name}{self.generation}" for name in range(bs)])
         number = budget.choose(chances, bs)
         self.now += self.fixed + self.each * (bs + number)
         return number
@@ -114,6 +115,17 @@ def test_as_many_nodes_as_pay(
     for _ in range(20):
         clock.step(budget, chances)
     assert {clock.step(budget, chances) for _ in range(5)} == {expected}
+
+
+def test_what_prompts_cost_is_not_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, budget = Clock(monkeypatch, 1.0, 0.0), NodeBudget()
+    numbers = []
+    for step in range(60):
+        numbers.append(clock.step(budget, [0.5] * 4))
+        if step % 3 == 2:
+            clock.now += 100.0  # the next request's prompt
+            clock.generation += 1
+    assert set(numbers[20:]) == {4}
 
 
 def test_each_batch_size_has_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:

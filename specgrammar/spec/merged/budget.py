@@ -36,10 +36,9 @@ class StepCosts:
 
     def curve(self, most: int) -> list[float]:
         """Seconds of a step of 0, 1, ..., `most` nodes; never falling."""
-        points = sorted((size, median(times)) for size, times in self._seconds.items())
-        sizes, seconds = [size for size, _ in points], [time_ for _, time_ in points]
-        for index in range(1, len(seconds)):
-            seconds[index] = max(seconds[index], seconds[index - 1])
+        sizes = sorted(self._seconds)
+        times = [self._seconds[size] for size in sizes]
+        seconds = _never_falling([median(some) for some in times], [len(some) for some in times])
         return [_between(sizes, seconds, size) for size in range(most + 1)]
 
 
@@ -54,15 +53,18 @@ class NodeBudget:
         self._agree = agree
         self._costs: dict[int, StepCosts] = {}
         self._num_steps: dict[int, int] = {}
-        self._open: tuple[int, int, float] | None = None  # batch size, nodes and begin of the step that runs
+        self._requests: tuple[str, ...] = ()
+        self._num_nodes, self._begin = 0, 0.0  # of the step that runs
 
-    def begin(self, bs: int) -> None:
-        """A step begins: what the one before took is known now, if it was of the same batch size."""
-        now = time.perf_counter()
-        if self._open is not None and self._open[0] == bs:
-            _, num_nodes, begin = self._open
-            self._costs.setdefault(bs, StepCosts()).add(num_nodes, now - begin)
-        self._open = (bs, bs, now)
+    def begin(self, requests: Sequence[str]) -> None:
+        """A step of these requests begins, so that what the one before took is known.
+
+        Where others took part in it that is not counted: prompts were computed between the two.
+        """
+        now, bs = time.perf_counter(), len(requests)
+        if self._requests == tuple(requests):
+            self._costs.setdefault(bs, StepCosts()).add(self._num_nodes, now - self._begin)
+        self._requests, self._num_nodes, self._begin = tuple(requests), bs, now
 
     def choose(self, chances: Sequence[float], bs: int) -> int:
         """How many of the drafts, the likeliest first, are verified.
@@ -73,12 +75,11 @@ class NodeBudget:
         """
         step = self._num_steps.get(bs, 0)
         self._num_steps[bs] = step + 1
-        if step < _NUM_TRIALS * len(_TRIAL_SHARES):
+        if step < _NUM_TRIALS * len(_TRIAL_SHARES) or bs not in self._costs:
             number = round(len(chances) * _TRIAL_SHARES[step % len(_TRIAL_SHARES)])
         else:
             number = self._agree(self._best(chances, bs))
-        if self._open is not None:
-            self._open = (bs, bs + number, self._open[2])
+        self._num_nodes = bs + number
         return number
 
     def _best(self, chances: Sequence[float], bs: int) -> int:
@@ -97,6 +98,19 @@ def _size_class(num_nodes: int) -> int:
     """Sizes with one cost: about eight to a doubling."""
     step = 1 << max(0, num_nodes.bit_length() - 4)
     return num_nodes // step * step
+
+
+def _never_falling(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The values that never fall and are nearest, by weighted squares: neighbours that fall are joined."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight and number of values
+    for value, weight in zip(values, weights, strict=True):
+        blocks.append((value, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (left, left_weight, left_count), (right, right_weight, right_count) = blocks[-2:]
+            total = left_weight + right_weight
+            mean = (left * left_weight + right * right_weight) / total
+            blocks[-2:] = [(mean, total, left_count + right_count)]
+    return [mean for mean, _, count in blocks for _ in range(count)]
 
 
 def _between(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float:

@@ -68,7 +68,7 @@ class MergedProducer:
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One tree per request, see `TreeProducer`."""
-        self._budget.begin(len(batch))
+        self._budget.begin([view.request_id for view in batch.requests])
         self._pruned, self._drafting_s = [], [0.0] * len(self._names)
         tries = [DraftTrie(view.tokens[-1]) for view in batch.requests]
         self._draft(batch, tries)
