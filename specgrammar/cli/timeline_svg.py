@@ -151,7 +151,9 @@ def _axis(window: _Window, origin: float) -> Iterator[str]:
     for number in range(math.ceil(begin / tick - 1e-9), math.floor(end / tick + 1e-9) + 1):
         x = window.x(origin + number * tick / 1e3)
         yield line(x, _AXIS, x, _AXIS + 5)
-        yield label(x, _AXIS + 19, f"{number * tick:.{decimals}f}", size=11, anchor="middle")
+        text = f"{number * tick:.{decimals}f}"
+        middle = min(x, WIDTH - width_of(text, 11) / 2)  # a long one stays in the picture
+        yield label(middle, _AXIS + 19, text, size=11, anchor="middle")
     yield label((_LEFT + _RIGHT) / 2, _AXIS + 40, "ms since the recording began", anchor="middle")
 
 

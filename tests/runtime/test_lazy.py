@@ -150,8 +150,10 @@ def _compare_on_a_device(algorithm: str, requests: list[Request]) -> None:
     lagging = Engine.build(config, ToyAdapter(device=DelayedDevice()))
     assert_same(outputs_of(lagging, requests), outputs_of(eager, requests))
     if not any(request.logprobs or request.sampling.truncates for request in requests):
-        num_verified = sum(entry.num_verify_steps for entry in outputs_of(lagging, requests).values())
-        assert lagging.trace.num_mask_rows <= 2 * num_verified  # of both runs: one row per request and step
+        # Of both runs: one row per request and step, and per request that failed in a step, which has no result.
+        ended = outputs_of(lagging, requests).values()
+        num_rows = sum(entry.num_verify_steps + (entry.error is not None) for entry in ended)
+        assert lagging.trace.num_mask_rows <= 2 * num_rows
 
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
