@@ -150,7 +150,7 @@ def _compare_on_a_device(algorithm: str, requests: list[Request]) -> None:
     lagging = Engine.build(config, ToyAdapter(device=DelayedDevice()))
     assert_same(outputs_of(lagging, requests), outputs_of(eager, requests))
     if not any(request.logprobs or request.sampling.truncates for request in requests):
-        # Of both runs: one row per request and step, and per request that failed in a step, which has no result.
+        # Of both runs: one row per request and step, and one per request that failed in a step without result.
         ended = outputs_of(lagging, requests).values()
         num_rows = sum(entry.num_verify_steps + (entry.error is not None) for entry in ended)
         assert lagging.trace.num_mask_rows <= 2 * num_rows
