@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for kind, name in (("algorithm", "ngram"), ("backend", None)):
         add(f"--{kind}", metavar="NAME", default=name, help="see `specgrammar generate --help`")
         add(f"--{kind}-option", metavar="KEY=VALUE", action="append", default=[], help="likewise; repeatable")
-    parser.set_defaults(config=None, acceptance=None, mask_policy="eager")
+    parser.set_defaults(config=None, budget=None, acceptance=None, mask_policy="eager")
 
 
 def run(options: argparse.Namespace) -> int:

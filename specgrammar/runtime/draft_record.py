@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.protocols.target import AcceptedPaths
-from specgrammar.runtime.results import PublishedStep
 from specgrammar.trees.tree import DraftTree, HostTree
+
+if TYPE_CHECKING:
+    from specgrammar.runtime.results import PublishedStep
 
 
 @dataclass(frozen=True, eq=False)
