@@ -78,18 +78,15 @@ class Driver:
 
     def play(self, choose: Choose, num_steps: int) -> None:
         """Take some drawn steps."""
-        try:
-            for _ in range(num_steps):
-                self._change(choose)
-                if not choose(3):
-                    self.tell()
-                ids = [name for name in self.requests if choose(6)]
-                if choose(2):
-                    ids.reverse()
-                limits = [_LIMITS[choose(len(_LIMITS))] for _ in ids]
-                self.step(choose, ids, limits, fails=not choose(8))
-        except NothingMoreError:
-            return
+        for _ in range(num_steps):
+            self._change(choose)
+            if not choose(3):
+                self.tell()
+            ids = [name for name in self.requests if choose(6)]
+            if choose(2):
+                ids.reverse()
+            limits = [_LIMITS[choose(len(_LIMITS))] for _ in ids]
+            self.step(choose, ids, limits, fails=not choose(8))
 
     def join(self, request_id: str, prompt: list[int], sampling: SamplingParams | None = None) -> None:
         """A request joins; whatever was committed is told before, as `finished` frees an id."""

@@ -68,6 +68,18 @@ class EarleyParser:
                 state.after[byte] = self._close(EarleySet(), items) if items else None
             return state.after[byte]
 
+    def only_text(self, state: EarleySet, most: int = 100) -> bytes:
+        """Byte after byte, up to so many, while exactly one is legal and the text may not end."""
+        text = b""
+        while not state.accepts and len(text) < most:
+            after = [(byte, self.step(state, byte)) for byte in range(256)]
+            legal = [(byte, behind) for byte, behind in after if behind is not None]
+            if len(legal) != 1:
+                break
+            byte, state = legal[0]
+            text += bytes([byte])
+        return text
+
     def _number(self, part: Part) -> int:
         """The number of a part; a reference and a lexeme have that of what they stand for."""
         while isinstance(part, Ref | Lexeme):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from specgrammar.errors import GrammarCompileError, MatcherError
 from specgrammar.protocols.abilities import (
     KnowsItsSize,
+    SupportsForcedTokens,
     SupportsTreeFill,
     SupportsTrial,
     SupportsUncheckedWalk,
@@ -33,7 +34,16 @@ from specgrammar.testing.checks.walking import (
     undoable,
     walk,
 )
-from specgrammar.testing.toys import STOP, TWO_STOPS, VOCABULARY, specs_for, text_of, texts_of
+from specgrammar.testing.reference import ReferenceBackend
+from specgrammar.testing.toys import (
+    STOP,
+    TWO_STOPS,
+    VOCABULARY,
+    for_reference,
+    specs_for,
+    text_of,
+    texts_of,
+)
 from specgrammar.trees.tree import HostTree
 
 ABILITY_CHECKS = Checks("abilities")
@@ -155,6 +165,35 @@ def check_walks_that_cannot_begin_are_refused(make: MakeBackend) -> None:
                 matcher.walk_calls(np.zeros((2, VOCABULARY.num_words), np.int32))
 
     explore(play, max_examples=30)
+
+
+@ABILITY_CHECKS.add(invariant=1)
+def check_forced_text_is_the_only_text(make: MakeBackend) -> None:
+    """`forced_text` is the longest text with which everything goes on; empty where the grammar may end."""
+
+    def play(draw: Draw, story: Story) -> None:
+        backend, grammar = some_grammar(make, draw, story, TWO_STOPS)
+        matcher = backend.matcher(grammar)
+        if not isinstance(matcher, SupportsForcedTokens):
+            raise _absent(SupportsForcedTokens, matcher)
+        parser = ReferenceBackend(TWO_STOPS).compile(for_reference(grammar.spec)).parser
+        accepted = list[int]()
+        for _ in range(draw(st.integers(1, 3))):
+            accepted += walk(matcher, draw, story, vocabulary=TWO_STOPS)
+            story.tell("forced_text")
+            state = parser.start
+            for byte in TWO_STOPS.text([token for token in accepted if token not in TWO_STOPS.stop_ids]):
+                state = parser.step(state, byte) or state
+            what = f"behind {texts_of(accepted, TWO_STOPS)}"
+            same(f"forced_text {what}", matcher.forced_text(), parser.only_text(state))
+            expect_replay(matcher, backend, grammar, accepted, "after forced_text", TWO_STOPS)
+            num_tokens = draw(st.integers(0, undoable(backend, len(accepted))))
+            story.tell(f"rollback({num_tokens})")
+            matcher.rollback(num_tokens)
+            del accepted[len(accepted) - num_tokens :]
+        expect_replay(matcher, backend, grammar, accepted, "after forced_text and rollbacks", TWO_STOPS)
+
+    explore(play)
 
 
 @ABILITY_CHECKS.add(invariant=9)

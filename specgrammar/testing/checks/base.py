@@ -18,7 +18,7 @@ from unittest import SkipTest
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky, HypothesisException
+from hypothesis.errors import Flaky, HypothesisException, StopTest
 
 from specgrammar.errors import ConformanceError
 
@@ -171,16 +171,16 @@ def telling(story: Story) -> Iterator[None]:
     """What is raised inside becomes a ConformanceError that carries the story so far."""
     try:
         yield
-    except (SkipTest, HypothesisException):
+    except (SkipTest, HypothesisException, StopTest, KeyboardInterrupt, GeneratorExit):
         raise
     except ConformanceError as error:
         error.example = error.example or tuple(story)
         raise
-    except Exception as error:
+    except BaseException as error:  # `sys.exit` and a panic of native code are no Exception
         raise ConformanceError(f"raised {_told(error)}", tuple(story)) from error
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """What was raised, and in which line: the last frame is nearest to the fault."""
     *_, (frame, line) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
     where = f" ({frame.f_globals.get('__name__')}, line {line})" if frame is not None else ""

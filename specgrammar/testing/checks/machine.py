@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, reject, settings
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky
+from hypothesis.errors import Flaky, Unsatisfiable
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -197,5 +197,7 @@ def run_machine(machine: type[RuleBasedStateMachine], max_examples: int) -> None
     except ConformanceError as error:
         error.__notes__ = []  # hypothesis's own account of the steps: the story says it better
         raise
+    except Unsatisfiable as error:
+        raise ConformanceError("no grammar compiles, of all that its facts name") from error
     except Flaky as error:
         raise ConformanceError(f"the same calls do not give the same twice: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, get_args
 from unittest import SkipTest
 
@@ -41,8 +41,8 @@ _NUM_PLAYS = 20
 
 @contextmanager
 def driven(make: MakeAlgorithm, world: World, story: Story, **given: Any) -> Iterator[Driver]:
-    """A fresh producer of an algorithm, and who drives it."""
-    with world.opened(InlineDevice()) as adapter:
+    """A fresh producer of an algorithm, and who drives it; it ends where nothing more can be done."""
+    with world.opened(InlineDevice()) as adapter, suppress(NothingMoreError):
         yield Driver(world, make(), adapter, story, **given)
 
 
@@ -194,7 +194,7 @@ def check_a_failure_is_over_with_its_step(make: MakeAlgorithm, world: World = TO
     """Where drafting fails, `propose` or its launched work raises, and the next proposal is as good as ever."""
 
     def play(choose: Choose, story: Story, _size: float) -> None:
-        with world.opened(InlineDevice()) as adapter:
+        with world.opened(InlineDevice()) as adapter, suppress(NothingMoreError):
             failing = FailingDrafts(adapter, 1 + choose(3))
             driver = Driver(world, make(), failing, story, judge=judging(*JUDGES))
             for name in ("a", "b"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,9 @@ from specgrammar.testing.checks.base import INVARIANTS, Check, Checks, Story, te
 
 CHECK_TIMEOUT_S = 60.0
 """How long one check may take: a plugin that hangs is reported, not waited for."""
+
+_MOST_HUNG = 2
+"""After so many checks of a list that did not come back the others are not tried."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +73,20 @@ def run_checks(
     Args:
         checks: a protocol's list.
         make: the factory that the list's checks take.
-        timeout_s: a check that takes longer counts as broken; its thread is left behind.
+        timeout_s: a check that takes longer counts as broken; its thread is left behind. Behind two of them the
+            rest of the list is skipped.
         only: names of the checks to run; empty runs all.
         given: what else the checks take.
     """
+    hung: list[str] = []
     for check in checks:
         if only and check.__name__ not in only:
             continue
         begin = time.perf_counter()
-        verdict, reason, example = _within(timeout_s, check, make, given)
+        if len(hung) < _MOST_HUNG:
+            verdict, reason, example = _within(timeout_s, check, make, given, hung)
+        else:
+            verdict, reason, example = "skipped", f"not tried, as {' and '.join(hung)} did not come back", ()
         yield Outcome(
             checks.protocol,
             check.__name__,
@@ -98,21 +107,35 @@ def clause(check: Check) -> str:
 _Found = tuple[Literal["kept", "broken", "skipped"], str, tuple[str, ...]]
 
 
-def _within(timeout_s: float, check: Check, make: Any, given: dict[str, Any]) -> _Found:
-    """What a check finds; raises what is no plugin's fault but the check's."""
+def _within(timeout_s: float, check: Check, make: Any, given: dict[str, Any], hung: list[str]) -> _Found:
+    """What a check finds; raises what is no plugin's fault but the check's.
+
+    The name of a check that does not come back is added to `hung`.
+    In a thread of its own nobody but a plugin raises KeyboardInterrupt: a user's reaches the main thread.
+    """
     done: Future[_Found] = Future()
 
     def run() -> None:
         try:
             done.set_result(_run(check, make, given))
+        except KeyboardInterrupt:
+            done.set_result(("broken", "raised KeyboardInterrupt, as if the user had stopped it", ()))
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=run, name=check.__name__, daemon=True).start()
+    thread = threading.Thread(target=run, name=check.__name__, daemon=True)
+    thread.start()
     try:
         return done.result(timeout_s)
     except TimeoutError:
-        return "broken", f"did not come back within {timeout_s:g} s", ()
+        hung.append(check.__name__)
+        return "broken", f"did not come back within {timeout_s:g} s{_place_of(thread)}", ()
+
+
+def _place_of(thread: threading.Thread) -> str:
+    """Where a thread is, for people; empty if it has just ended."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else f"; it is in {frame.f_globals.get('__name__')}, line {frame.f_lineno}"
 
 
 def _run(check: Check, make: Any, given: dict[str, Any]) -> _Found:

@@ -49,6 +49,7 @@ def some_grammar(
 ) -> tuple[GrammarBackend, CompiledGrammar]:
     """A backend and one of the small grammars, compiled; the last one is a dead end, as no id spells a "z"."""
     backend = make(vocabulary)
+    expect(specs_for(backend.facts), "the facts name nothing that it compiles: see facts.kinds")
     dead_end = spelling(backend.facts, "abz")
     specs = specs_for(backend.facts) if dead_end is None else (*specs_for(backend.facts), dead_end)
     spec = draw(st.sampled_from(specs))

@@ -1,4 +1,7 @@
-"""Backends and matchers whose abilities are wrong. `TreeFill`, `Walk`, `Sized` and `Tried` have them right."""
+"""Backends and matchers whose abilities are wrong.
+
+`TreeFill`, `Walk`, `Forced`, `Sized` and `Tried` have them right.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from specgrammar.testing.checks.abilities import (
     check_a_walk_equals_checked_calls,
     check_abilities_are_whole,
     check_fill_tree_equals_fills_one_by_one,
+    check_forced_text_is_the_only_text,
     check_the_size_is_known,
     check_trials_are_of_an_equal_backend,
     check_walks_that_cannot_begin_are_refused,
@@ -209,6 +213,45 @@ class SizeGrows(Sized):
     compiled_class = GrowingSize
 
 
+class Forced(ReferenceMatcher):
+    def forced_text(self) -> Any:
+        return self._parser.only_text(self._history[-1])
+
+
+class ForcedMoves(Forced):
+    """A parser that moves over what it finds, as some do."""
+
+    def forced_text(self) -> Any:
+        text = super().forced_text()
+        for token in [TWO_STOPS.tokens.index(bytes([byte])) for byte in text if byte in b"abc12"]:
+            self.accept(token)
+        return text
+
+
+class ForcedBehindTheEnd(ReferenceMatcher):
+    """Goes on where the grammar may end."""
+
+    def forced_text(self) -> bytes:
+        state, text = self._history[-1], b""
+        while len(legal := [b for b in range(256) if self._parser.step(state, b) is not None]) == 1:
+            text += bytes(legal)
+            state = self._parser.step(state, legal[0]) or state
+        return text
+
+
+class ForcedByTokens(ReferenceMatcher):
+    """The texts of single tokens, of which there are several where the text is one."""
+
+    def forced_text(self) -> bytes:
+        legal = [token for token in range(TWO_STOPS.vocab_size) if self._after(token) is not None]
+        return TWO_STOPS.tokens[legal[0]] if len(legal) == 1 else b""
+
+
+class ForcedIsAString(Forced):
+    def forced_text(self) -> Any:
+        return super().forced_text().decode()
+
+
 class Tried(ReferenceBackend):
     def may_hang(self, spec: GrammarSpec) -> bool:
         self.compile(spec)
@@ -245,11 +288,12 @@ class MayHangEscapes(Tried):
         return True
 
 
-RIGHT_ABILITIES = [backend_of(TreeFill), backend_of(Walk), Sized, Tried]
+RIGHT_ABILITIES = [backend_of(TreeFill), backend_of(Walk), backend_of(Forced), Sized, Tried]
 
 _TREE = check_fill_tree_equals_fills_one_by_one
 _WALK = check_a_walk_equals_checked_calls
 _BEGIN = check_walks_that_cannot_begin_are_refused
+_FORCED = check_forced_text_is_the_only_text
 _TRIAL = check_trials_are_of_an_equal_backend
 
 BROKEN_ABILITIES = [
@@ -275,6 +319,10 @@ BROKEN_ABILITIES = [
             "of a bitmask of (int64|uint8) raised nothing",
         ),
         ("a walk begins behind the end", WalkBehindTheEnd, _BEGIN, "behind a stop token raised nothing"),
+        ("asking for forced text moves the matcher", ForcedMoves, _FORCED, "after forced_text, behind"),
+        ("text is forced where the grammar may end", ForcedBehindTheEnd, _FORCED, "forced_text behind .*; exp"),
+        ("text is forced as single tokens are", ForcedByTokens, _FORCED, "forced_text behind .*; exp"),
+        ("forced text is no bytes", ForcedIsAString, _FORCED, "forced_text behind .* is ; expected b''"),
         ("a size of nothing", SizeZero, check_the_size_is_known, "num_bytes is 0"),
         ("a size that grows", SizeGrows, check_the_size_is_known, "num_bytes after a matcher worked is"),
         ("trials without a recipe", HalfTried, check_abilities_are_whole, "the backend has may_hang alone"),

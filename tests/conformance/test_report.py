@@ -1,0 +1,83 @@
+"""Whatever a plugin does, each check has an outcome: nothing that it raises gets past the report."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specgrammar.errors import GrammarCompileError
+from specgrammar.protocols.grammar import CompiledGrammar, GrammarSpec
+from specgrammar.testing.checks.base import Checks
+from specgrammar.testing.checks.report import Outcome, run_checks
+from specgrammar.testing.reference import ReferenceBackend, ReferenceMatcher
+from tests.conformance.broken.rejected import BACKEND_LISTS
+
+
+class PanicError(BaseException):
+    """As the panics of native code that PyO3 binds, it is no Exception."""
+
+
+class Raises(ReferenceBackend):
+    error: BaseException
+
+    def compile(self, _spec: GrammarSpec) -> Any:
+        raise self.error
+
+
+class RaisesAtTheStart(ReferenceBackend):
+    def __init__(self, _: object) -> None:
+        raise RuntimeError("no such library")
+
+
+class CompilesNothing(ReferenceBackend):
+    facts = replace(ReferenceBackend.facts, kinds=frozenset(), grammar_syntaxes=frozenset())
+
+
+class Hangs(ReferenceBackend):
+    def matcher(self, _compiled: CompiledGrammar) -> ReferenceMatcher:
+        threading.Event().wait()
+        raise AssertionError("it never comes here")
+
+
+def outcomes(make: Any, checks: Checks, **given: Any) -> dict[str, Outcome]:
+    return {outcome.check: outcome for outcome in run_checks(checks, make, **given)}
+
+
+@pytest.mark.parametrize("checks", BACKEND_LISTS, ids=lambda checks: checks.protocol)
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(0), PanicError("a panic"), KeyboardInterrupt(), GrammarCompileError("no"), RecursionError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_compile_raises_is_told(checks: Checks, error: BaseException) -> None:
+    found = outcomes(type("Raising", (Raises,), {"error": error}), checks)
+    assert list(found) == [check.__name__ for check in checks]
+    for name in ("check_rollback_equals_replay", "check_bits_are_what_accept_takes"):
+        if name in found:
+            assert found[name].verdict == "broken"
+            assert type(error).__name__ in found[name].reason
+
+
+@pytest.mark.parametrize("checks", BACKEND_LISTS, ids=lambda checks: checks.protocol)
+@pytest.mark.parametrize("make", [RaisesAtTheStart, CompilesNothing])
+def test_a_backend_of_no_use_is_rejected_by_all_that_use_it(make: Any, checks: Checks) -> None:
+    found = outcomes(make, checks)
+    assert list(found) == [check.__name__ for check in checks]
+    assert any(outcome.verdict == "broken" for outcome in found.values())
+
+
+def test_a_backend_that_refuses_all_grammars_is_not_equal_to_the_reference() -> None:
+    make = type("Refusing", (Raises,), {"error": GrammarCompileError("no")})
+    found = outcomes(make, BACKEND_LISTS[2], only=["check_it_equals_the_reference"])
+    assert "no grammar compiles" in found["check_it_equals_the_reference"].reason
+
+
+def test_where_checks_hang_the_rest_is_not_waited_for() -> None:
+    found = list(outcomes(Hangs, BACKEND_LISTS[0], timeout_s=0.2).values())
+    assert [outcome.verdict for outcome in found[:2]] == ["broken", "broken"]
+    assert "did not come back within 0.2 s; it is in threading, line" in found[0].reason
+    assert {outcome.verdict for outcome in found[2:]} == {"skipped"}
+    assert f"{found[0].check} and {found[1].check} did not come back" in found[-1].reason
