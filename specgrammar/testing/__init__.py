@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specgrammar.testing.checks.allocator import ALLOCATOR_CHECKS
     from specgrammar.testing.checks.backend import BACKEND_CHECKS
     from specgrammar.testing.checks.base import Checks
+    from specgrammar.testing.checks.gate import GATE_CHECKS
     from specgrammar.testing.checks.ledger import LEDGER_CHECKS
     from specgrammar.testing.checks.machine import matcher_machine
     from specgrammar.testing.checks.mask import MASK_CHECKS
@@ -39,6 +40,7 @@ _HOMES = {
     "BACKEND_CHECKS": "checks.backend",
     "Checks": "checks.base",
     "DelayedDevice": "delayed_device",
+    "GATE_CHECKS": "checks.gate",
     "LEDGER_CHECKS": "checks.ledger",
     "MASK_CHECKS": "checks.mask",
     "MATCHER_CHECKS": "checks.matcher",
@@ -64,6 +66,7 @@ __all__ = [
     "BACKEND_CHECKS",
     "Checks",
     "DelayedDevice",
+    "GATE_CHECKS",
     "LEDGER_CHECKS",
     "MASK_CHECKS",
     "MATCHER_CHECKS",

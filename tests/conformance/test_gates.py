@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from specgrammar.errors import ConformanceError
 from specgrammar.grammar.gate import Markers
 from specgrammar.protocols.gate import GrammarGate
 from specgrammar.testing.checks.base import Check
@@ -22,6 +23,23 @@ RIGHT: dict[str, tuple[Callable[[], GrammarGate], tuple[int, ...]]] = {
     "spellings": (lambda: SpelledGate(b"abc"), (0, 3, 2)),
     "what the broken ones are made from": (CallGate, OPENED_BY),
 }
+
+
+class AskedToThink(CallGate):
+    """Open from the start, unless the prompt says to think."""
+
+    def start(self, prompt_tokens: Sequence[int]) -> int:
+        return 0 if prompt_tokens[-1:] == (9,) else 2
+
+
+@pytest.mark.parametrize("check", GATE_CHECKS, ids=lambda check: check.__name__)
+def test_a_gate_that_most_prompts_open_is_checked_behind_one_that_does_not(check: Check) -> None:
+    check(AskedToThink, opened_by=OPENED_BY, prompt=(9,))
+
+
+def test_a_gate_that_is_open_already_needs_another_prompt() -> None:
+    with pytest.raises(ConformanceError, match=r"behind the prompt \[\]; give the check a prompt"):
+        GATE_CHECKS[0](AskedToThink, opened_by=OPENED_BY)
 
 
 @pytest.mark.parametrize("kind", RIGHT)

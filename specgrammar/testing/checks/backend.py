@@ -103,8 +103,9 @@ def check_broken_grammars_are_refused(make: MakeBackend) -> None:
         with expect_raise(GrammarCompileError, f"compile({spec.kind}, {spec.source!r}), broken,"):
             backend.compile(spec)
 
-    if broken_specs(make(VOCABULARY).facts):
-        explore(play, max_examples=60)
+    if not broken_specs(make(VOCABULARY).facts):
+        raise SkipTest("no grammar of the kinds that it compiles is known to be broken")
+    explore(play, max_examples=60)
 
 
 @BACKEND_CHECKS.add(invariant=4)

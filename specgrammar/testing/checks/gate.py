@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import SkipTest
 
 from hypothesis import strategies as st
 
@@ -16,28 +17,35 @@ MakeGate = Callable[[], GrammarGate]
 
 
 @GATE_CHECKS.add(invariant=10)
-def check_the_given_output_opens_it(make: MakeGate, opened_by: Sequence[int]) -> None:
+def check_the_given_output_opens_it(
+    make: MakeGate, opened_by: Sequence[int], prompt: Sequence[int] = ()
+) -> None:
     """The gate opens at the last token of an output that opens it, and at none before.
 
     Args:
         make: makes the gate.
         opened_by: ids of such an output; every check of gates draws from these.
+        prompt: what comes before; for a gate that some prompts open one that does not.
     """
     gate = make()
-    state: Any = gate.start(())
-    expect(not is_open(gate, state), "the gate is open before the output")
+    state: Any = gate.start(prompt)
+    expect(
+        not is_open(gate, state),
+        f"the gate is open before the output, behind the prompt {list(prompt)}; give the check a prompt that "
+        "leaves it closed",
+    )
     for number, token in enumerate(opened_by, 1):
         state = gate.step(state, token)
         same(f"is_open behind {list(opened_by[:number])}", is_open(gate, state), number == len(opened_by))
 
 
 @GATE_CHECKS.add(invariant=2)
-def check_states_are_values(make: MakeGate, opened_by: Sequence[int]) -> None:
+def check_states_are_values(make: MakeGate, opened_by: Sequence[int], prompt: Sequence[int] = ()) -> None:
     """A state is hashable and never changes; what `step` returns depends on state and token alone."""
 
     def play(draw: Draw, story: Story) -> None:
         gate = make()
-        state: Any = gate.start(())
+        state: Any = gate.start(prompt)
         for token in draw(_outputs(opened_by)):
             before = _value(state)
             story.tell(f"step({state!r}, {token})")
@@ -56,15 +64,17 @@ def check_states_are_values(make: MakeGate, opened_by: Sequence[int]) -> None:
 
 
 @GATE_CHECKS.add(invariant=5)
-def check_requests_do_not_see_each_other(make: MakeGate, opened_by: Sequence[int]) -> None:
+def check_requests_do_not_see_each_other(
+    make: MakeGate, opened_by: Sequence[int], prompt: Sequence[int] = ()
+) -> None:
     """One gate serves several requests at once: each one's answers are those of the request alone."""
 
     def play(draw: Draw, story: Story) -> None:
         shared = make()
         outputs = [draw(_outputs(opened_by)) for _ in range(2)]
         story.tell(f"two requests write {outputs[0]} and {outputs[1]}, in turns")
-        alone = [_answers(make(), output) for output in outputs]
-        states: list[Any] = [shared.start(()) for _ in outputs]
+        alone = [_answers(make(), output, prompt) for output in outputs]
+        states: list[Any] = [shared.start(prompt) for _ in outputs]
         for place in range(max(map(len, alone))):
             for request, answers in enumerate(alone):
                 if place < len(answers):
@@ -76,15 +86,17 @@ def check_requests_do_not_see_each_other(make: MakeGate, opened_by: Sequence[int
 
 
 @GATE_CHECKS.add(invariant=10)
-def check_what_is_carried_was_read_and_declared(make: MakeGate, opened_by: Sequence[int]) -> None:
+def check_what_is_carried_was_read_and_declared(
+    make: MakeGate, opened_by: Sequence[int], prompt: Sequence[int] = ()
+) -> None:
     """`carried` returns the last tokens of the output, or `()`, and only what `starts` lists."""
 
     def play(draw: Draw, story: Story) -> None:
         gate = make()
         if not isinstance(gate, SupportsImplicitStart):
-            return
+            raise SkipTest("it does not offer SupportsImplicitStart")
         starts = [tuple(start) for start in gate.starts]
-        state: Any = gate.start(())
+        state: Any = gate.start(prompt)
         output: list[int] = []
         for token in draw(_outputs(opened_by)):
             state = gate.step(state, token)
@@ -108,10 +120,10 @@ def is_open(gate: GrammarGate, state: Any) -> bool:
     return answer
 
 
-def _answers(gate: GrammarGate, output: Sequence[int]) -> list[bool]:
+def _answers(gate: GrammarGate, output: Sequence[int], prompt: Sequence[int]) -> list[bool]:
     """`is_open` behind each token of an output, until it is open."""
     answers: list[bool] = []
-    state: Any = gate.start(())
+    state: Any = gate.start(prompt)
     for token in output:
         state = gate.step(state, token)
         answers.append(is_open(gate, state))
