@@ -118,6 +118,9 @@ def expect_replay(
 
 
 def undoable(backend: GrammarBackend, most: int) -> int:
-    """Up to `most` tokens, as far as the backend says that it can undo them."""
+    """Up to `most` tokens, as far as the backend says that it can undo them.
+
+    It may keep just that many states: what was undone is room that only further tokens fill again.
+    """
     limit = backend.facts.max_rollback
     return most if limit is None else min(limit, most)
