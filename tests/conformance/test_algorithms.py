@@ -10,6 +10,7 @@ import pytest
 from specgrammar.protocols.spec import SpecAlgorithm
 from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.spec.eagle.algorithm import EagleAlgorithm
+from specgrammar.spec.forced import ForcedAlgorithm
 from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.spec.none import NoSpeculation
 from specgrammar.testing.checks.base import Checks
@@ -26,6 +27,7 @@ OURS: dict[str, Callable[[], SpecAlgorithm]] = {
     "none": NoSpeculation,
     "ngram, wide": partial(NgramAlgorithm, num_draft_tokens=12, breadth=8, depth=3, capacity=10),
     "chain": ChainAlgorithm,
+    "forced": ForcedAlgorithm,
     "chain, model": partial(ChainAlgorithm, drafter="toy"),
     "chain, sampled": partial(ChainAlgorithm, drafter="toy", draft_sampling="sampled", num_draft_tokens=3),
     "eagle": partial(toy_eagle, 3, 3, 9),
@@ -33,7 +35,7 @@ OURS: dict[str, Callable[[], SpecAlgorithm]] = {
     "eagle, cut chain": partial(toy_eagle, 1, 4, 3),
     "what the broken ones break": partial(Algorithm, Copier),
 }
-WHOLE = ("ngram, wide", "chain, model", "chain, sampled", "eagle", "what the broken ones break")
+WHOLE = ("ngram, wide", "forced", "chain, model", "chain, sampled", "eagle", "what the broken ones break")
 
 
 def assert_kept(checks: Checks, make: Callable[[], SpecAlgorithm]) -> None:

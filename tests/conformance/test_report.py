@@ -23,7 +23,8 @@ class PanicError(BaseException):
 class Raises(ReferenceBackend):
     error: BaseException
 
-    def compile(self, _spec: GrammarSpec) -> Any:
+    def compile(self, spec: GrammarSpec) -> Any:
+        self.refused = spec
         raise self.error
 
 
@@ -37,7 +38,8 @@ class CompilesNothing(ReferenceBackend):
 
 
 class Hangs(ReferenceBackend):
-    def matcher(self, _compiled: CompiledGrammar) -> ReferenceMatcher:
+    def matcher(self, compiled: CompiledGrammar) -> ReferenceMatcher:
+        self.stuck_with = compiled
         threading.Event().wait()
         raise AssertionError("it never comes here")
 
