@@ -35,7 +35,7 @@ check: setup
 	$(BIN)/pyright
 
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: setup
 	$(BIN)/ruff check --fix .
