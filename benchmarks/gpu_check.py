@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = map(str, (ROOT, ROOT / "backends", ROOT / "adapters"))  # needs no installation
 
 if TYPE_CHECKING:
+    from specgrammar.protocols.drafter import CausalDrafter
     from specgrammar.protocols.grammar import Vocabulary
-    from specgrammar.protocols.spec import CausalDrafter
     from specgrammar.protocols.staging import Device
     from specgrammar.protocols.target import TargetModel
 

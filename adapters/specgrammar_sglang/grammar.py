@@ -86,7 +86,7 @@ class SglangGrammar(BaseGrammarObject):
             entry.grammar.fill_vocab_mask(vocab_mask, entry.row)
 
     @staticmethod
-    def allocate_vocab_mask(vocab_size: int, batch_size: int, device: Any) -> torch.Tensor:  # noqa: ARG004
+    def allocate_vocab_mask(vocab_size: int, batch_size: int, device: Any) -> torch.Tensor:  # noqa: ARG004  # sglang's
         """Rows on the host that allow everything; `device` is where they will go."""
         return allocate_rows(vocab_size, batch_size)
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from specgrammar.errors import ModelError
-from specgrammar.protocols.spec import DecodeBatch, Drafts, RequestView
+from specgrammar.protocols.drafter import Drafts
+from specgrammar.protocols.spec import DecodeBatch, RequestView
 from specgrammar.protocols.staging import Device, Launched
 from specgrammar.runtime.device import device_for
 from specgrammar.spec.noise import Stream

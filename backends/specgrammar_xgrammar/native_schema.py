@@ -15,8 +15,7 @@ from specgrammar.language.schema_keywords import (
     KNOWN,
     Schema,
     pointer,
-    resolve,
-    subschemas,
+    reachable,
     words,
 )
 
@@ -46,22 +45,11 @@ def dropped_keywords(schema: Schema) -> tuple[str, ...]:
         schema: has passed `check_schema`.
     """
     found: set[str] = set()
-    pending: list[tuple[str, Schema]] = [("", schema)]
-    followed: set[str] = set()
-    while pending:
-        where, current = pending.pop()
-        if isinstance(current, bool):
-            continue
-        found.update(where + pointer(keyword) for keyword in _dropped_here(current))
-        ref = current.get("$ref")
-        if ref is not None and ref not in followed:
-            followed.add(ref)
-            target = resolve(schema, ref)
-            if target is None:
-                found.add(f"{where}/$ref")
-            else:
-                pending.append((ref[1:], target))
-        pending += [(where + inner, item) for inner, item in subschemas(current, definitions=False)]
+    for where, current in reachable(schema):
+        if current is None:
+            found.add(where)
+        else:
+            found.update(where + pointer(keyword) for keyword in _dropped_here(current))
     return tuple(sorted(found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -83,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         _print_list(lists)
         return 0
     begin, verdicts = time.perf_counter(), Counter[str]()
-    for outcome in _outcomes(arguments, lists):
+    outcomes = _outcomes(arguments, lists)
+    while (outcome := _quietly(outcomes)) is not None:
         verdicts[outcome.verdict] += 1
         print(
             json.dumps(dataclasses.asdict(outcome)) if arguments.output == "json" else outcome.text(),
@@ -92,6 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output == "text":
         print(_summary(f"{arguments.kind} {arguments.name}", verdicts, time.perf_counter() - begin))
     return int(verdicts["broken"] > 0)
+
+
+def _quietly(outcomes: Iterator[Outcome]) -> Outcome | None:
+    """The next outcome; what a plugin prints meanwhile is no part of the output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return next(outcomes, None)
 
 
 def _lists(kind: str) -> tuple[Checks, ...]:
@@ -128,7 +136,9 @@ def _outcomes(arguments: argparse.Namespace, lists: tuple[Checks, ...]) -> Itera
 
     make, given = _made(arguments)
     for checks in lists:
-        yield from run_checks(checks, make, only=arguments.only, **given)
+        own = [check.__name__ for check in checks if check.__name__ in arguments.only]
+        if own or not arguments.only:
+            yield from run_checks(checks, make, only=own, **given)
 
 
 def _made(arguments: argparse.Namespace) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -136,12 +146,18 @@ def _made(arguments: argparse.Namespace) -> tuple[Callable[..., Any], dict[str, 
     group, name, options = _GROUPS[arguments.kind], arguments.name, parse_options(arguments.option)
     loaded: Any = None if "+" in name else find(group, name).load()  # says what is wrong with it
     if arguments.kind == "adapter":
-        if options:
-            raise ConfigError("--option is for backends and algorithms; an adapter takes --model")
+        if options or arguments.adapter:
+            raise ConfigError("--option and --adapter are not for adapters; an adapter takes --model")
         return cache(partial(_load, loaded, arguments.model)), {}  # its requests leave with each check
+    # Impossible options are an error here, not a broken contract.
     if arguments.kind == "backend":
+        if arguments.adapter or arguments.model:
+            raise ConfigError("--adapter and --model are not for backends, which need no model; drop them")
+        from specgrammar.testing.toys import VOCABULARY
+
+        create(group, name, VOCABULARY, **options)
         return lambda vocabulary: create(group, name, vocabulary, **options), {}
-    create(group, name, **options)  # impossible options are an error here, not a broken contract
+    create(group, name, **options)
     make = partial(create, group, name, **options)
     return make, {"world": _world(arguments, make)}
 

@@ -179,6 +179,29 @@ def resolve(root: Schema, ref: str) -> Schema | None:
     return current if _is_schema(current) else None
 
 
+def reachable(schema: Schema) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Every subschema that is no boolean and can be reached, also by reference, with its JSON pointer.
+
+    A reference that cannot be resolved inside the schema comes as its own pointer and None.
+    """
+    pending: list[tuple[str, Schema]] = [("", schema)]
+    followed: set[str] = set()
+    while pending:
+        where, current = pending.pop()
+        if isinstance(current, bool):
+            continue
+        yield where, current
+        ref = current.get("$ref")
+        if ref is not None and ref not in followed:
+            followed.add(ref)
+            target = resolve(schema, ref)
+            if target is None:
+                yield f"{where}/$ref", None
+            else:
+                pending.append((ref[1:], target))
+        pending += [(where + inner, item) for inner, item in subschemas(current, definitions=False)]
+
+
 def unenforced(schema: Schema, facts: BackendFacts) -> tuple[str, ...]:
     """Pointers of the keywords that a backend would drop, at every subschema that can be reached.
 
@@ -186,23 +209,12 @@ def unenforced(schema: Schema, facts: BackendFacts) -> tuple[str, ...]:
     with `x-`), and references that cannot be resolved inside the schema.
     """
     found: list[str] = []
-    pending: list[tuple[str, Schema]] = [("", schema)]
-    followed: set[str] = set()
-    while pending:
-        where, current = pending.pop()
-        if isinstance(current, bool):
+    for where, current in reachable(schema):
+        if current is None:
+            found.append(where)
             continue
         for keyword in current:
             unknown = keyword not in KNOWN and not keyword.startswith("x-")
             if unknown or keyword in facts.unenforced_keywords or (keyword == "$id" and where):
                 found.append(where + pointer(keyword))
-        ref = current.get("$ref")
-        if ref is not None and ref not in followed:
-            followed.add(ref)
-            target = resolve(schema, ref)
-            if target is None:
-                found.append(f"{where}/$ref")
-            else:
-                pending.append((ref[1:], target))
-        pending += [(where + inner, item) for inner, item in subschemas(current, definitions=False)]
     return tuple(sorted(set(found)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
+    from specgrammar.protocols.drafter import CausalDrafter
     from specgrammar.protocols.grammar import Vocabulary
-    from specgrammar.protocols.spec import CausalDrafter
     from specgrammar.protocols.staging import Device
     from specgrammar.protocols.target import TargetModel
 

@@ -54,7 +54,8 @@ def decode_step(parts: StepParts, batch: DecodeBatch, *, want_logprobs: bool = F
         tree = current_draft(drafted, batch, parts.vocabulary, parts.device, parts.trace)
         staged = parts.staging.stage(tree)
         if can_prune(tree, parts.producer.needs, parts.device):
-            ledger.advance_pending()
+            with span("barrier"):
+                ledger.advance_pending()
             with span("prune"):
                 tree = prune_illegal(tree, known_tree(tree, staged, batch, sessions), sessions)
                 staged = parts.staging.stage(tree)

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from specgrammar.checks import check_choice, check_int
 from specgrammar.errors import ConfigError, ModelError
+from specgrammar.protocols.drafter import CausalDrafter, Drafts
 from specgrammar.protocols.spec import (
     ALGORITHM_API_VERSION,
-    CausalDrafter,
     Commit,
     DecodeBatch,
-    Drafts,
     Needs,
     ProducerContext,
     Proposal,

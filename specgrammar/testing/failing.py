@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from specgrammar.protocols.adapter import EngineAdapter
+from specgrammar.protocols.drafter import CausalDrafter, Drafts
 from specgrammar.protocols.grammar import Vocabulary
-from specgrammar.protocols.spec import CausalDrafter, DecodeBatch, Drafts
+from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.protocols.staging import Device
 from specgrammar.protocols.target import PendingLogits, TargetModel
 from specgrammar.trees.tree import DraftTree

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specgrammar.protocols.spec import DecodeBatch, Drafts
+from specgrammar.protocols.drafter import Drafts
+from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.protocols.staging import Device
 from specgrammar.spec.noise import Stream
 from specgrammar.spec.sampler import sample_tokens, truncate_probs

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from specgrammar.errors import ModelError
+from specgrammar.protocols.drafter import CausalDrafter
 from specgrammar.protocols.grammar import Vocabulary
-from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
+from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths, SharedTensors
 from specgrammar.testing.toy_target import NUM_COLUMNS, toy_logits

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from specgrammar.config import Config
+from specgrammar.protocols.drafter import CausalDrafter
 from specgrammar.protocols.grammar import Vocabulary
-from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
+from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.protocols.staging import Device, Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.device import InlineDevice

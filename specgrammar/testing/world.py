@@ -18,8 +18,9 @@ import torch
 from specgrammar.config import Config
 from specgrammar.errors import ConfigError, ModelError, PluginError
 from specgrammar.protocols.adapter import EngineAdapter
+from specgrammar.protocols.drafter import CausalDrafter
 from specgrammar.protocols.grammar import GrammarBackend, GrammarSpec, Vocabulary
-from specgrammar.protocols.spec import CausalDrafter, ProducerContext, SpecAlgorithm
+from specgrammar.protocols.spec import ProducerContext, SpecAlgorithm
 from specgrammar.protocols.staging import Device
 from specgrammar.runtime.cpu_stream import CpuStream
 from specgrammar.runtime.device import InlineDevice

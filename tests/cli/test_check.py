@@ -7,6 +7,7 @@ import json
 import pytest
 
 from specgrammar.cli.main import main
+from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.testing import BACKEND_CHECKS, MATCHER_CHECKS
 from specgrammar.testing.reference import ReferenceBackend, ReferenceMatcher
 from tests.conformance.broken.rejected import backend_of
@@ -21,6 +22,14 @@ class Forgetful(ReferenceMatcher):
         self._finished = finished
 
 
+class Talkative(ReferenceBackend):
+    """It prints."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        print("made a backend")
+        super().__init__(vocabulary)
+
+
 class Found:
     """A plugin that is found under any name."""
 
@@ -33,8 +42,8 @@ class Found:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken backend `forgetful`, the reference as `reference`."""
-    made = {"forgetful": backend_of(Forgetful), "reference": ReferenceBackend}
+    """A broken backend `forgetful`, one that prints, the reference as `reference`."""
+    made = {"forgetful": backend_of(Forgetful), "reference": ReferenceBackend, "talkative": Talkative}
     for module in ("specgrammar.cli.check", "specgrammar.registry"):
         monkeypatch.setattr(f"{module}.find", lambda _, name: Found(made[name]))
 
@@ -65,6 +74,15 @@ def test_json_has_a_line_a_check(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert found[0]["invariant"] == 1
     assert found[0]["contract"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_a_plugin_prints_is_no_part_of_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    only = ["--only", "check_it_says_what_it_is"]
+    assert main(["check", "backend", "talkative", "--output", "json", *only]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["verdict"] == "kept"
+    assert "made a backend" in said.err
 
 
 def test_an_algorithm_is_checked_with_its_options_in_the_toy_world(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +119,10 @@ def test_checks_are_listed_with_their_clauses(capsys: pytest.CaptureFixture[str]
         (["algorithm", "ngram", "--option", "depth=0"], "ngram: depth = 0"),
         (["algorithm", "ngram", "--option", "deep=1"], "has no option 'deep'"),
         (["adapter", "transformers", "--option", "a=1"], "an adapter takes --model"),
+        (["adapter", "transformers", "--adapter", "transformers"], "an adapter takes --model"),
+        (["backend", "xgrammar", "--option", "nonsense=1"], "has no option 'nonsense'"),
+        (["backend", "xgrammar", "--model", "nowhere"], "not for backends, which need no model"),
+        (["backend", "xgrammar", "--adapter", "transformers"], "not for backends, which need no model"),
         (["backend", "xgrammar", "--only", "check_nothing"], "there is no such check; --list shows them"),
         (["worker", "ngram"], "invalid choice: 'worker'"),
     ],

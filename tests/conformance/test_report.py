@@ -6,10 +6,11 @@ import threading
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
+from unittest import SkipTest
 
 import pytest
 
-from specgrammar.errors import GrammarCompileError
+from specgrammar.errors import ConfigError, GrammarCompileError
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.testing.checks.base import Checks
 from specgrammar.testing.checks.report import Outcome, run_checks
@@ -83,3 +84,14 @@ def test_where_checks_hang_the_rest_is_not_waited_for() -> None:
     assert [outcome.verdict for outcome in found] == ["broken", "broken", "skipped", "skipped"]
     assert "did not come back within 0.2 s; it is in threading, line" in found[0].reason
     assert found[3].reason == "not tried, as check_0 and check_1 did not come back"
+
+
+def test_a_plugin_cannot_skip_its_checks() -> None:
+    found = outcomes(type("Skipping", (Raises,), {"error": SkipTest("not today")}), BACKEND_LISTS[0])
+    assert found["check_rollback_equals_replay"].verdict == "broken"
+    assert "SkipTest: not today" in found["check_rollback_equals_replay"].reason
+
+
+def test_a_check_that_is_not_there_is_no_check_that_passes() -> None:
+    with pytest.raises(ConfigError, match="there is no matcher check 'check_rollback'; there are check_"):
+        list(run_checks(BACKEND_LISTS[0], ReferenceBackend, only=["check_rollback"]))

@@ -9,8 +9,8 @@ from functools import cache, partial
 import pytest
 
 from specgrammar.protocols.adapter import EngineAdapter
+from specgrammar.protocols.drafter import CausalDrafter
 from specgrammar.protocols.grammar import Vocabulary
-from specgrammar.protocols.spec import CausalDrafter
 from specgrammar.protocols.staging import Device
 from specgrammar.runtime.cpu_stream import CpuStream
 from specgrammar.runtime.device import InlineDevice

@@ -11,8 +11,9 @@ import torch
 
 from specgrammar.config import Config
 from specgrammar.errors import ConfigError
+from specgrammar.protocols.drafter import CausalDrafter
 from specgrammar.protocols.grammar import GrammarSpec
-from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
+from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.protocols.staging import Device
 from specgrammar.registry import ALGORITHMS, create
 from specgrammar.runtime.cpu_stream import CpuStream

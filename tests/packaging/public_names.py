@@ -16,6 +16,8 @@ MODULES = (
     "specgrammar.errors",
     "specgrammar.protocols.abilities",
     "specgrammar.protocols.adapter",
+    "specgrammar.protocols.drafter",
+    "specgrammar.protocols.gate",
     "specgrammar.protocols.grammar",
     "specgrammar.protocols.spec",
     "specgrammar.protocols.staging",
@@ -40,7 +42,9 @@ def _defined_in(module: Any) -> list[str]:
         for name, value in vars(module).items()
         if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
     ]
-    constants = [name for name, value in vars(module).items() if name.isupper() and not name.startswith("_")]
+    constants = [
+        name for name in vars(module) if name.isupper() and not name.startswith(("_", "TYPE_CHECKING"))
+    ]
     return sorted({*own, *constants})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.prune import can_prune, prune_illegal
 from specgrammar.runtime.request import Request, RequestOutput
+from specgrammar.runtime.timeline import Timeline
 from specgrammar.runtime.trace import Trace
 from specgrammar.spec.accept import accept
 from specgrammar.spec.sampling import SamplingParams
@@ -245,3 +247,23 @@ def test_sources_that_do_not_fit_are_refused_before_the_forward() -> None:
     with pytest.raises(TreeError, match="does not fit a tree of 2 nodes and the sources one"):
         engine.step()
     assert adapter.target.num_forwards == 0
+
+
+def test_grammars_that_move_for_pruning_do_so_at_the_barrier() -> None:
+    engine, _ = toy_engine(algorithm="ngram")
+    engine.trace.timeline = timeline = Timeline()
+    moved_at: list[float] = []
+    advance = GrammarSession.advance
+
+    def watched(session: GrammarSession) -> None:
+        if len(session.output) > session._num_advanced:
+            moved_at.append(time.perf_counter())
+        advance(session)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarSession, "advance", watched)
+        list(engine.generate([Request("r", (A, B, A, B), GrammarSpec.regex("(ab){6}c"), max_new_tokens=30)]))
+    barriers = [(span.begin, span.end) for span in timeline.spans if span.stage == "barrier"]
+    at_a_barrier = [any(begin <= moved <= end for begin, end in barriers) for moved in moved_at]
+    assert len(at_a_barrier) > 3
+    assert all(at_a_barrier[:-1]), "but for the last move, which is made before the output leaves"

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from specgrammar.grammar.staging import staging_for
+from specgrammar.protocols.drafter import Drafts
 from specgrammar.protocols.grammar import Vocabulary
-from specgrammar.protocols.spec import Commit, DecodeBatch, Drafts, ProducerContext, RequestView
+from specgrammar.protocols.spec import Commit, DecodeBatch, ProducerContext, RequestView
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.outcome import Outcome
 from specgrammar.spec.sampling import SamplingParams

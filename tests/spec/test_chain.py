@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgrammar.errors import ConfigError, ModelError
-from specgrammar.protocols.spec import DecodeBatch, Drafts, Proposal, Topology
+from specgrammar.protocols.drafter import Drafts
+from specgrammar.protocols.spec import DecodeBatch, Proposal, Topology
 from specgrammar.spec.chain import ChainAlgorithm
 from specgrammar.spec.sampling import SamplingParams
 from tests.spec.drafting import VOCAB_SIZE, MarkovDrafter, arrays, batch, commit, context, host, paths, view

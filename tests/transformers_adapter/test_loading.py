@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Config
 
 from specgrammar.errors import ConfigError, ModelError
-from specgrammar.protocols.spec import CausalDrafter, DecodeBatch
+from specgrammar.protocols.drafter import CausalDrafter
+from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.protocols.target import TargetModel
 from specgrammar_transformers import TransformersAdapter, chat_prompt, load_model
 from tests.transformers_adapter.tiny import VOCAB, drafted, plain_logits, tiny_model, view

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specgrammar.protocols.spec import CausalDrafter, CommittedTokens, DecodeBatch, RequestView
+from specgrammar.protocols.drafter import CausalDrafter
+from specgrammar.protocols.spec import CommittedTokens, DecodeBatch, RequestView
 from specgrammar.protocols.staging import Launched
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.outcome import Outcome

@@ -61,25 +61,26 @@ class MergedProducer:
         self._producers = [producer for _, producer in producers]
         self._device = context.device
         self._acceptance = Acceptance()
-        self._budget = NodeBudget(context.agree)
+        self._budget = NodeBudget(context.agree) if options.budget == "auto" else None
         self._verified: dict[str, DraftTrie] = {}
         self._pruned: list[PrunedDraft] = []  # of this step
         self._drafting_s: list[float] = []  # of this step, by source
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One tree per request, see `TreeProducer`."""
-        self._budget.begin([view.request_id for view in batch.requests])
+        if self._budget is not None:
+            self._budget.begin([view.request_id for view in batch.requests])
         self._pruned, self._drafting_s = [], [0.0] * len(self._names)
         tries = [DraftTrie(view.tokens[-1]) for view in batch.requests]
         self._draft(batch, tries)
         self._extend(batch.requests, tries)
         legal = [_legal_nodes(view, trie) for view, trie in zip(batch.requests, tries, strict=True)]
-        chosen = self._choose(tries, legal)
-        for b, (trie, nodes, kept) in enumerate(zip(tries, legal, chosen, strict=True)):
-            self._pruned += _left_out(b, trie, nodes, kept)
-        for view, trie in zip(batch.requests, chosen, strict=True):
-            self._verified[view.request_id] = trie
-        return self._tree(batch.step, chosen)
+        verified = []
+        for b, (view, chosen) in enumerate(zip(batch.requests, self._choose(tries, legal), strict=True)):
+            self._pruned += _left_out(b, tries[b], set(legal[b]), chosen)
+            verified.append(tries[b].kept(sorted(chosen)))
+            self._verified[view.request_id] = verified[-1]
+        return self._tree(batch.step, verified)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn how often which drafts are taken, and let the sources learn."""
@@ -158,7 +159,7 @@ class MergedProducer:
     def _may_go_on(self, view: RequestView, trie: DraftTrie, leaf: int) -> bool:
         return self._room(view, trie, leaf) > 0 and trie.chances[leaf] >= _LEAST_CHANCE
 
-    def _choose(self, tries: Sequence[DraftTrie], legal: Sequence[list[int]]) -> list[DraftTrie]:
+    def _choose(self, tries: Sequence[DraftTrie], legal: Sequence[list[int]]) -> list[set[int]]:
         """The likeliest drafts of the batch; a node's parent is at least as likely, and comes first."""
         most = self._options.num_draft_tokens
         ranked: list[tuple[float, int, int]] = []
@@ -166,15 +167,15 @@ class MergedProducer:
             best = sorted((-trie.chances[node], b, node) for node in nodes)
             ranked += best[:most]
         ranked.sort()
-        budget = self._options.budget
-        if budget == "auto":
-            number = self._budget.choose([-chance for chance, _, _ in ranked], len(tries)) if ranked else 0
-        else:
-            number = budget * len(tries)
-        chosen: list[list[int]] = [[] for _ in tries]
+        number = len(ranked)
+        if self._options.budget != "auto":
+            number = self._options.budget * len(tries)
+        elif self._budget is not None and ranked:
+            number = self._budget.choose([-chance for chance, _, _ in ranked], len(tries))
+        chosen: list[set[int]] = [set() for _ in tries]
         for _, b, node in ranked[:number]:
-            chosen[b].append(node)
-        return [trie.kept(sorted(nodes)) for trie, nodes in zip(tries, chosen, strict=True)]
+            chosen[b].add(node)
+        return chosen
 
     def _tree(self, step: int, tries: Sequence[DraftTrie]) -> DraftTree:
         cu_nodes = np.cumsum([0, *map(len, tries)])
@@ -249,13 +250,13 @@ def _legal_nodes(view: RequestView, trie: DraftTrie) -> list[int]:
     return sorted(legal)
 
 
-def _left_out(request: int, trie: DraftTrie, legal: Sequence[int], kept: DraftTrie) -> list[PrunedDraft]:
+def _left_out(request: int, trie: DraftTrie, legal: set[int], chosen: set[int]) -> list[PrunedDraft]:
     """The drafts that were not chosen."""
-    there = {tuple(kept.path(node)) for node in range(1, len(kept))}
+    paths: list[tuple[int, ...]] = [()]
     left_out: list[PrunedDraft] = []
     for node in range(1, len(trie)):
-        path = tuple(trie.path(node))
-        if path not in there:
+        paths.append((*paths[trie.parents[node]], trie.tokens[node]))
+        if node not in chosen:
             why: Literal["illegal", "budget"] = "budget" if node in legal else "illegal"
-            left_out.append(PrunedDraft(request, path, trie.origins[node].source, why))
+            left_out.append(PrunedDraft(request, paths[node], trie.origins[node].source, why))
     return left_out

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 from typing import Any
-from unittest import SkipTest
 
 import numpy as np
 from hypothesis import strategies as st
@@ -22,7 +21,16 @@ from specgrammar.protocols.abilities import (
     SupportsUncheckedWalk,
 )
 from specgrammar.protocols.grammar import CompiledGrammar, GrammarBackend
-from specgrammar.testing.checks.base import Checks, Draw, Story, expect, expect_raise, explore, same
+from specgrammar.testing.checks.base import (
+    Checks,
+    CheckSkipped,
+    Draw,
+    Story,
+    expect,
+    expect_raise,
+    explore,
+    same,
+)
 from specgrammar.testing.checks.sources import broken_specs
 from specgrammar.testing.checks.walking import (
     STALE,
@@ -240,9 +248,9 @@ def check_trials_are_of_an_equal_backend(make: MakeBackend) -> None:
             continue
 
 
-def _absent(ability: type, found: object) -> SkipTest:
+def _absent(ability: type, found: object) -> CheckSkipped:
     """The reason to skip a check."""
-    return SkipTest(f"{type(found).__name__} does not offer {ability.__name__}")
+    return CheckSkipped(f"{type(found).__name__} does not offer {ability.__name__}")
 
 
 class _Places:

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from unittest import SkipTest
 
 from hypothesis import strategies as st
 
@@ -21,7 +20,16 @@ from specgrammar.protocols.grammar import (
     GrammarSpec,
     Whitespace,
 )
-from specgrammar.testing.checks.base import Checks, Draw, Story, expect, expect_raise, explore, same
+from specgrammar.testing.checks.base import (
+    Checks,
+    CheckSkipped,
+    Draw,
+    Story,
+    expect,
+    expect_raise,
+    explore,
+    same,
+)
 from specgrammar.testing.checks.machine import matcher_machine, run_machine
 from specgrammar.testing.checks.sources import KEYWORDS, Keyword, broken_specs, undeclared_specs
 from specgrammar.testing.checks.walking import (
@@ -86,7 +94,7 @@ def check_what_is_not_declared_is_refused(make: MakeBackend) -> None:
     backend = make(VOCABULARY)
     specs = undeclared_specs(backend.facts)
     if not specs:
-        raise SkipTest("it declares every kind and every syntax")
+        raise CheckSkipped("it declares every kind and every syntax")
     for spec in specs:
         with expect_raise(GrammarCompileError, f"compile({spec.kind}, {spec.source!r}), not declared,"):
             backend.compile(spec)
@@ -104,7 +112,7 @@ def check_broken_grammars_are_refused(make: MakeBackend) -> None:
             backend.compile(spec)
 
     if not broken_specs(make(VOCABULARY).facts):
-        raise SkipTest("no grammar of the kinds that it compiles is known to be broken")
+        raise CheckSkipped("no grammar of the kinds that it compiles is known to be broken")
     explore(play, max_examples=60)
 
 
@@ -121,7 +129,7 @@ def check_separators_are_those_asked_for(make: MakeBackend) -> None:
     ]
     specs = [spec for spec in specs if spec.kind in backend.facts.kinds]
     if not specs:
-        raise SkipTest("it compiles no JSON")
+        raise CheckSkipped("it compiles no JSON")
     for spec in specs:
         for style, text in texts.items():
             found = _takes(backend, backend.compile(spec), text)
@@ -137,7 +145,7 @@ def check_no_keyword_is_dropped_silently(make: MakeBackend) -> None:
     """A keyword of a JSON Schema is enforced, or refused with WeakenedSchemaError, or reported if allowed."""
     backend = make(BYTES)
     if "json_schema" not in backend.facts.kinds:
-        raise SkipTest("it compiles no json_schema")
+        raise CheckSkipped("it compiles no json_schema")
     for keyword in KEYWORDS:
         _check_keyword(backend, keyword)
 
@@ -248,7 +256,7 @@ def check_threads_do_not_meet(make: MakeBackend) -> None:
     """Where the facts say `thread_safe`, matchers in different threads give the rows that they give in one."""
     backend = make(VOCABULARY)
     if not backend.facts.thread_safe:
-        raise SkipTest("facts.thread_safe is False")
+        raise CheckSkipped("facts.thread_safe is False")
     grammar = compiled(backend, spelling(backend.facts, *_TEXTS), Story())
     expected = [list(_rows_along(backend, grammar, text)) for text in _TEXTS]
     start = threading.Barrier(len(_TEXTS))

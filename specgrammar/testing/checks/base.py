@@ -5,7 +5,7 @@
         \"\"\"The state after `rollback` equals a fresh replay of what remains.\"\"\"
 
 The docstring's first paragraph is the contract's clause, as a report quotes it. A check that does not apply to
-what a plugin declares raises `unittest.SkipTest` with the reason, which pytest shows as skipped.
+what a plugin declares raises `CheckSkipped` with the reason, which pytest shows as skipped.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ INVARIANTS = {
     13: "replicas decide alike",
 }
 """The invariants of docs/architecture.md, by their numbers there."""
+
+
+class CheckSkipped(SkipTest):  # as unittest's and pytest's are named
+    """A check does not apply to what a plugin declares. A `SkipTest` of a plugin's own is no way out."""
 
 
 _SLOW_IS_FINE = (
@@ -171,7 +175,7 @@ def telling(story: Story) -> Iterator[None]:
     """What is raised inside becomes a ConformanceError that carries the story so far."""
     try:
         yield
-    except (SkipTest, HypothesisException, StopTest, KeyboardInterrupt, GeneratorExit):
+    except (CheckSkipped, HypothesisException, StopTest, KeyboardInterrupt, GeneratorExit):
         raise
     except ConformanceError as error:
         error.example = error.example or tuple(story)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import SkipTest
 
 from hypothesis import strategies as st
 
 from specgrammar.protocols.gate import GrammarGate, SupportsImplicitStart
-from specgrammar.testing.checks.base import Checks, Draw, Story, expect, explore, same
+from specgrammar.testing.checks.base import Checks, CheckSkipped, Draw, Story, expect, explore, same
 
 GATE_CHECKS = Checks("gate")
 
@@ -94,7 +93,7 @@ def check_what_is_carried_was_read_and_declared(
     def play(draw: Draw, story: Story) -> None:
         gate = make()
         if not isinstance(gate, SupportsImplicitStart):
-            raise SkipTest("it does not offer SupportsImplicitStart")
+            raise CheckSkipped("it does not offer SupportsImplicitStart")
         starts = [tuple(start) for start in gate.starts]
         state: Any = gate.start(prompt)
         output: list[int] = []

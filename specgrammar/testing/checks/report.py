@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
-from unittest import SkipTest
 
-from specgrammar.errors import ConformanceError
-from specgrammar.testing.checks.base import INVARIANTS, Check, Checks, Story, telling
+from specgrammar.errors import ConfigError, ConformanceError
+from specgrammar.testing.checks.base import INVARIANTS, Check, Checks, CheckSkipped, Story, telling
 
 CHECK_TIMEOUT_S = 60.0
 """How long one check may take: a plugin that hangs is reported, not waited for."""
@@ -77,7 +76,12 @@ def run_checks(
             rest of the list is skipped.
         only: names of the checks to run; empty runs all.
         given: what else the checks take.
+
+    Raises ConfigError for a name in `only` that no check of the list has.
     """
+    known = [check.__name__ for check in checks]
+    if unknown := sorted(set(only) - set(known)):
+        raise ConfigError(f"there is no {checks.protocol} check {unknown[0]!r}; there are {', '.join(known)}")
     hung: list[str] = []
     for check in checks:
         if only and check.__name__ not in only:
@@ -142,7 +146,7 @@ def _run(check: Check, make: Any, given: dict[str, Any]) -> _Found:
     try:
         with telling(Story()):
             check(make, **given)
-    except SkipTest as skipped:
+    except CheckSkipped as skipped:
         return "skipped", str(skipped), ()
     except ConformanceError as error:
         return "broken", error.message, error.example

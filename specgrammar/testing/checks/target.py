@@ -7,12 +7,10 @@ how many, `tolerance` how alike logits have to be. An adapter that takes a devic
 
 from __future__ import annotations
 
-from unittest import SkipTest
-
 import torch
 
 from specgrammar.errors import ModelError
-from specgrammar.testing.checks.base import Checks, expect, expect_raise, same, telling
+from specgrammar.testing.checks.base import Checks, CheckSkipped, expect, expect_raise, same, telling
 from specgrammar.testing.checks.target_play import (
     TOLERANCE,
     MakeAdapter,
@@ -112,7 +110,7 @@ def check_the_batch_does_not_matter(make: MakeAdapter, tolerance: float = TOLERA
     rng = seeded(2)
     with Play(make) as play, telling(play.story):
         if play.most_requests < 2:
-            raise SkipTest("the cache holds one request")
+            raise CheckSkipped("the cache holds one request")
         names = "abc"[: play.most_requests]
         for number, name in enumerate(names):
             play.come(name, play.some_tokens(rng, 2 + 3 * number))
@@ -211,7 +209,7 @@ def check_what_is_too_long_is_refused(make: MakeAdapter, tolerance: float = TOLE
     with Play(make) as play, telling(play.story):
         limit = play.target.max_length
         if limit is None or limit > _MOST_TOKENS:
-            raise SkipTest(f"max_length is {limit}")
+            raise CheckSkipped(f"max_length is {limit}")
         play.story.tell(f"add 'long' with {limit + 1} tokens")
         with expect_raise(ModelError, f"add of {limit + 1} tokens where max_length is {limit}"):
             play.target.add("long", [play.ids[0]] * (limit + 1))
@@ -224,7 +222,7 @@ def check_a_full_cache_is_refused(make: MakeAdapter, tolerance: float = TOLERANC
     with Play(make) as play, telling(play.story):
         limit = play.target.max_batch_size
         if limit is None or limit > _MOST_REQUESTS:
-            raise SkipTest(f"max_batch_size is {limit}")
+            raise CheckSkipped(f"max_batch_size is {limit}")
         for number in range(limit):
             play.come(f"request {number}", play.some_tokens(seeded(number), 2))
         play.story.tell("add 'one more'")
@@ -256,12 +254,12 @@ def check_verify_returns_at_once(make: MakeAdapter) -> None:
     with Play(make) as play, telling(play.story):
         device = play.adapter.device
         if not isinstance(device, DelayedDevice):
-            raise SkipTest("that shows on a DelayedDevice only")
+            raise CheckSkipped("that shows on a DelayedDevice only")
         play.come("a", tokens := play.some_tokens(seeded(8), 3))
         device.run_all()
         num_done, _ = device.num_done, [device.launch(int) for _ in range(3)]
         if device.num_done != num_done:
-            raise SkipTest("its schedule runs work by itself")
+            raise CheckSkipped("its schedule runs work by itself")
         batch, trees = play.batch_of(["a"]), {"a": Nodes((tokens[-1],), (-1,))}
         pending = play.target.verify(batch, tree_of(batch.step, [*trees.values()]))
         same("pieces of earlier work that `verify` waited for", device.num_done - num_done, 0)
@@ -274,7 +272,7 @@ def check_resampling_is_honest(make: MakeAdapter) -> None:
     """With `supports_resample` the logits can be read again before `commit`, and are the same."""
     with Play(make) as play, telling(play.story):
         if getattr(play.target, "supports_resample", False) is not True:
-            raise SkipTest("supports_resample is not declared")
+            raise CheckSkipped("supports_resample is not declared")
         play.come("a", tokens := play.some_tokens(seeded(9), 3))
         trees = {"a": play.some_nodes(seeded(9), tokens[-1], (-1, 0, 0))}
         batch = play.batch_of(["a"])
@@ -294,6 +292,6 @@ def check_unresolved_steps_are_honest(make: MakeAdapter, tolerance: float = TOLE
         for end, has_bonus in ((2, True), (0, True), (3, True), (1, False)):
             with Play(make) as play, telling(play.story):
                 if getattr(play.target, "supports_unresolved", False) is not True:
-                    raise SkipTest("supports_unresolved is not declared")
+                    raise CheckSkipped("supports_unresolved is not declared")
                 play_unresolved(play, side, end, has_bonus)
                 play.compare(tolerance)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
-from unittest import SkipTest
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from specgrammar.protocols.spec import DecodeBatch, RequestView, Unresolved
 from specgrammar.protocols.staging import Launched
 from specgrammar.protocols.target import AcceptedPaths, TargetModel
 from specgrammar.spec.sampling import SamplingParams
-from specgrammar.testing.checks.base import Story, expect, same
+from specgrammar.testing.checks.base import CheckSkipped, Story, expect, same
 from specgrammar.trees.tree import DraftTree, HostTree
 
 MakeAdapter = Callable[[], EngineAdapter]
@@ -83,7 +82,7 @@ class Play:
         self._expected: dict[tuple[int, ...], torch.Tensor] = {}
         limit = self.target.max_length
         if limit is not None and limit < LEAST_LENGTH:
-            raise SkipTest(f"max_length is {limit}; these checks need {LEAST_LENGTH}")
+            raise CheckSkipped(f"max_length is {limit}; these checks need {LEAST_LENGTH}")
         vocabulary = self.adapter.vocabulary
         hidden = vocabulary.special_ids
         self.ids: list[int] = [i for i, text in enumerate(vocabulary.tokens) if text and i not in hidden]

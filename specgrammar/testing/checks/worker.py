@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from unittest import SkipTest
 
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.protocols.spec import Proposal, supports_grammar_overlap
@@ -13,7 +12,7 @@ from specgrammar.runtime.cpu_stream import CpuStream
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.sampling import MaskPolicyChoice, SamplingParams
-from specgrammar.testing.checks.base import Checks, Story, expect, telling
+from specgrammar.testing.checks.base import Checks, CheckSkipped, Story, expect, telling
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.failing import FailingForward, LostForwardError
 from specgrammar.testing.late_target import LateTarget
@@ -118,9 +117,9 @@ def check_rejection_keeps_the_law(make: MakeAlgorithm, world: World = TOY_WORLD)
     """Drafts that are said to be drawn may be verified by rejection: outputs keep the law of the target."""
     algorithm = make()
     if algorithm.proposal is not Proposal.SAMPLED:
-        raise SkipTest("its proposal is POINT")
+        raise CheckSkipped("its proposal is POINT")
     if world.logits_behind is None:
-        raise SkipTest("the law of this world's target is not known")
+        raise CheckSkipped("the law of this world's target is not known")
     for grammar in (None, GrammarSpec.regex("[abc12]*")):
         asked = Request("law", (0, 1, 0, 1), grammar, SamplingParams(temperature=1.5), max_new_tokens=3)
         law = law_of(asked, world.backend, world.logits_behind)
@@ -200,13 +199,13 @@ def check_a_failing_grammar_fails_its_request_alone(make: MakeAlgorithm, world: 
 def check_the_overlap_is_what_is_claimed(make: MakeAlgorithm, world: World = TOY_WORLD) -> None:
     """An algorithm that claims to overlap with grammars drafts behind steps that nobody has resolved."""
     if not supports_grammar_overlap(make()):
-        raise SkipTest("supports_grammar_overlap() is not True")
+        raise CheckSkipped("supports_grammar_overlap() is not True")
     story, numbers = Story(), some(world, constrained=True)[:_FEW]
     with telling(story), running(make, world, DelayedDevice()) as run:
         if not run.adapter.device.runs_aside:
-            raise SkipTest("this world's device does everything at once; open it on a stream")
+            raise CheckSkipped("this world's device does everything at once; open it on a stream")
         if getattr(run.adapter.target, "supports_unresolved", False) is not True:
-            raise SkipTest("this world's target takes no unresolved step")
+            raise CheckSkipped("this world's target takes no unresolved step")
         run.check(numbers, story)
         num_steps, num_overlapped = run.engine.trace.num_steps, run.engine.trace.num_overlapped_steps
     expect(
@@ -220,7 +219,7 @@ def check_the_overlap_is_what_is_claimed(make: MakeAlgorithm, world: World = TOY
 def check_clocks_change_nothing(make: MakeAlgorithm, world: World = TOY_WORLD) -> None:
     """Replicas whose devices are done early and late draft trees of the same sizes in each step."""
     if not world.has_any_device:
-        raise SkipTest("this world's device has a clock of its own")
+        raise CheckSkipped("this world's device has a clock of its own")
     shapes: list[list[tuple[int, ...]]] = []
     story, numbers = Story(), some(world)[:_FEW]
     for schedule in (lambda _: 0, lambda num_pending: num_pending):

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -324,6 +325,21 @@ class NeverForgets(Copier):
         return super().drafts(view)
 
 
+class KeepsTables(Copier):
+    """Which token followed which, of every request that ever was: little of each, and never gone."""
+
+    def __init__(self, context: ProducerContext) -> None:
+        super().__init__(context)
+        self.tables: dict[str, dict[int, int]] = {}
+
+    def drafts(self, view: RequestView) -> Drafts:
+        table: dict[int, int] = {}
+        for token, following in pairwise(view.tokens):
+            table[token] = following
+        self.tables[view.request_id] = table
+        return super().drafts(view)
+
+
 class BusyForGood(ModelProducer):
     """A guard against calls from two threads that a failure leaves closed."""
 
@@ -426,6 +442,7 @@ _CASES: tuple[tuple[str, Callable[[], Any], str, str], ...] = (
     ("cannot draft nothing", of(NoZero), "check_a_request_may_need_no_drafts", "IndexError"),
     ("draws from the process's own generator", of(Random), "check_replicas_propose_alike", "draft_tokens is"),
     ("never forgets a request", of(NeverForgets), "check_finished_requests_are_forgotten", "bytes behind"),
+    ("never forgets a summary", of(KeepsTables), "check_finished_requests_are_forgotten", "bytes behind"),
     (
         "stays closed behind a failure",
         partial(Model, producer=BusyForGood),

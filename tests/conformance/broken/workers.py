@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from specgrammar.errors import SpecGrammarError
+from specgrammar.protocols.drafter import CausalDrafter, Drafts
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.spec import (
-    CausalDrafter,
     Commit,
     DecodeBatch,
-    Drafts,
     Needs,
     ProducerContext,
     Proposal,
