@@ -20,7 +20,7 @@ Links = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 def fill_chain(
     cursor: Cursor, drafts: Sequence[int], ends_it: bool, bitmask: NDArray[np.int32], row: int
-) -> None:
+) -> bool:
     """Fill a row before each draft, and the row behind the last one; leaves the grammar as it was.
 
     Args:
@@ -29,6 +29,10 @@ def fill_chain(
         ends_it: the last draft is a stop token; behind it the row becomes all ones, as vLLM has it.
         bitmask: C-contiguous, writeable int32 `[rows, num_words]`.
         row: of the first draft; `len(drafts) + 1` rows are written.
+
+    Returns:
+        Whether all rows restrict what the grammar does. Where it cannot go on behind the last draft that row is
+        all ones, and the request fails there.
 
     Raises:
         DeadEndError: nothing is legal at the committed state.
@@ -57,7 +61,9 @@ def fill_chain(
     elif not (bitmask.item(last, 0) or bitmask[last].any()):
         if not drafts:
             raise nothing_legal()
-        bitmask[last] = -1  # the grammar cannot go on behind the last draft: the request fails there
+        bitmask[last] = -1
+        return False
+    return True
 
 
 @cache

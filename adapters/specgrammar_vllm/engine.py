@@ -95,7 +95,9 @@ _STEP_FIELDS = sorted(
         "pending_structured_output_tokens",
     )
 )
-_REQUEST_FIELDS = sorted(("request_id", "is_prefill_chunk", "structured_output_request"))
+_REQUEST_FIELDS = sorted(
+    ("request_id", "is_prefill_chunk", "structured_output_request", "max_tokens", "all_token_ids")
+)
 _MANAGER_FIELDS = sorted(("backend", "enable_in_reasoning", "reasoner_cls", "tokenizer"))
 
 EXPECTATIONS = [
@@ -166,6 +168,10 @@ EXPECTATIONS = [
         True,
         lambda: isinstance(_Request.use_structured_output, property),
     ),
+    Expectation(
+        "vLLM's Request.num_output_tokens", True, lambda: isinstance(_Request.num_output_tokens, property)
+    ),
+    _takes(VllmScheduler, "update_draft_token_ids", "draft_token_ids"),
     Expectation(
         "vLLM's StructuredOutputRequest.grammar",
         True,

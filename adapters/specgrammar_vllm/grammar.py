@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.errors import SpecGrammarError
+from specgrammar.grammar.cursor import Cursor
 from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.session import GrammarSession, refuses
+from specgrammar.spec.spelling import ForcedRun
 from specgrammar_vllm.chain import fill_chain
+from specgrammar_vllm.forced import Force
 
 _log = logging.getLogger(__name__)
 
@@ -21,30 +24,41 @@ class SessionGrammar:
 
     vLLM's own walks need `rollback`, `fill_bitmask` and `reset`; nobody calls them once `Walks` has taken over.
 
+    Tokens that their rows allow are legal, so the grammar moves over them when it is looked at the next time:
+    with the drafts behind them in one walk, or aside, while the forward is launched.
+
     Attributes:
         session: the request's, for its grammar, its end and its failure. Its history stays empty: vLLM has one,
             and the calls that keep another cost more than the grammar does.
+        run: forced drafts of the step under way.
     """
 
     def __init__(self, session: GrammarSession) -> None:
         """Stand at the start of a grammar."""
         self.session: GrammarSession = session
+        self.run: ForcedRun | None = None
         self._num_tokens = 0
-        self._legal: list[int] = []  # drafts that were found legal where the session stands
+        self._owed: list[int] = []  # committed, and not moved over yet
+        self._legal: list[int] = []  # drafts that were found legal behind what is committed
+        self._restricts = False  # whether the rows of this step are right up to the last
 
     def is_terminated(self) -> bool:
         """Whether nothing more is restricted: a stop token was committed, or the request has failed."""
         return self.session.finish is not None
 
-    def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """The longest prefix that could be committed from here, a stop token included."""
+    def validate_tokens(self, tokens: list[int], force: Force | None = None) -> list[int]:
+        """The longest prefix that could be committed from here, a stop token included.
+
+        Args:
+            tokens: drafts without padding.
+            force: makes drafts of the text that has to follow them; they are behind the prefix.
+        """
         session = self.session
         self._legal = []
+        self.run = None
         if session.finish is None and session.cursor is not None:
             try:
-                num_legal = session.cursor.step_all(tokens)
-                session.cursor.undo(num_legal)
-                self._legal = tokens[:num_legal]
+                self._legal = self._walk(session.cursor, tokens, force)
             except Exception as error:
                 session.fail(as_request_error(error))
         return self._legal
@@ -62,9 +76,11 @@ class SessionGrammar:
             bitmask: C-contiguous, writeable int32 `[rows, num_words]`.
             rows: at least `len(drafts) + 1`.
         """
-        session = self.session
-        if session.finish is None and self._legal[: len(drafts)] != drafts:  # not what was validated
+        session, run = self.session, self.run
+        self._restricts = False
+        if session.finish is None and (self._owed or self._legal[: len(drafts)] != drafts):  # not as validated
             self.validate_tokens(drafts)
+            self.run = run
         if session.finish is not None:
             bitmask[rows] = -1
             return
@@ -73,7 +89,7 @@ class SessionGrammar:
         legal = drafts if all_legal else self._legal
         ends_it = bool(legal) and legal[-1] in session.stops.stop_ids
         try:
-            fill_chain(session.cursor, legal, ends_it, bitmask, rows.start)
+            self._restricts = fill_chain(session.cursor, legal, ends_it, bitmask, rows.start)
         except Exception as error:
             session.fail(as_request_error(error))
             bitmask[rows] = -1
@@ -81,28 +97,49 @@ class SessionGrammar:
         last = rows.start + len(legal)
         bitmask[last + 1 : rows.stop] = -1 if all_legal else bitmask[last]
 
-    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+    def accept_tokens(self, request_id: str, tokens: list[int], rows: NDArray[np.int32] | None = None) -> bool:
         """Commit what the target chose; False, with the reason in the log, where the request has failed.
 
         What comes behind the end of the grammar is not restricted and is ignored (`ignore_eos`).
+
+        Args:
+            request_id: for the log.
+            tokens: of one step.
+            rows: what `fill` wrote for them, int32 `[>= len(tokens), num_words]`; None where that is gone.
         """
-        session = self.session
+        session, stop_ids = self.session, self.session.stops.stop_ids
         self._legal = []
+        restricts, self._restricts = self._restricts, False
         if session.finish is None and session.cursor is not None:
-            try:  # as `session.commit`, but that keeps a history, which here is vLLM's
-                num_legal = session.cursor.step_all(tokens)
-                session.cursor.settle()
-                self._num_tokens += num_legal
-                if num_legal and tokens[num_legal - 1] in session.stops.stop_ids:
-                    session.finish = "stop"
-                elif num_legal < len(tokens):
-                    raise refuses(tokens[num_legal], self._num_tokens)
-            except Exception as error:
-                session.fail(as_request_error(error))
+            if not stop_ids.isdisjoint(tokens):
+                tokens = tokens[: 1 + next(i for i, token in enumerate(tokens) if token in stop_ids)]
+            self._owed += tokens
+            if rows is None or not (restricts and _allow(rows, tokens)):
+                try:
+                    self._walk(session.cursor, [], None)
+                except Exception as error:
+                    session.fail(as_request_error(error))
+            if tokens and tokens[-1] in stop_ids and session.finish is None:
+                session.finish = "stop"
         if session.error is None:
             return True
         _log.error("specgrammar: request %s fails: %s", request_id, session.error)
         return False
+
+    def _walk(self, cursor: Cursor, drafts: list[int], force: Force | None) -> list[int]:
+        """Move over what is owed; then the legal beginning of drafts, and of what `force` makes behind it."""
+        owed, self._owed = self._owed, []
+        num_legal = cursor.step_all([*owed, *drafts]) - len(owed)
+        if num_legal < 0:
+            raise refuses(owed[num_legal], self._num_tokens + len(owed) + num_legal)
+        self._num_tokens += len(owed)
+        legal = drafts[:num_legal]
+        if force is not None and len(legal) < force.num_drafts and (text := cursor.forced_text()):
+            self.run = force.draft(legal, text)
+            legal += self.run.chain[: cursor.step_all(self.run.chain)]
+        cursor.undo(len(legal))
+        cursor.settle()
+        return legal
 
     def rollback(self, num_tokens: int) -> NoReturn:
         """Refused, see the class."""
@@ -115,6 +152,15 @@ class SessionGrammar:
     def reset(self) -> NoReturn:
         """Refused, see the class."""
         raise _not_taken_over("reset()")
+
+
+def _allow(rows: NDArray[np.int32], tokens: list[int]) -> bool:
+    """Whether each token is legal in its row."""
+    num_rows, num_words = rows.shape
+    return len(tokens) <= num_rows and all(
+        0 <= token >> 5 < num_words and rows.item(row, token >> 5) >> (token & 31) & 1
+        for row, token in enumerate(tokens)
+    )
 
 
 def _not_taken_over(call: str) -> SpecGrammarError:

@@ -34,6 +34,8 @@ class Options:
         compile_timeout_s: seconds that one grammar may take to compile, above 0 and at most a day.
         compile_memory_mb: memory that one grammar may take where it is tried first (Linux).
         fill_threads: threads beside the scheduler's that fill rows while the forward is launched, in [0, 64].
+        forced_drafts: add what the grammar forces to the drafts of a request, for methods whose drafts have no
+            probabilities; by default where that is possible.
         algorithm: name of the speculative algorithm behind `specgrammar_vllm.Proposer`; None for `ngram` that
             proposes chains of `num_speculative_tokens`.
         algorithm_options: its options.
@@ -46,6 +48,7 @@ class Options:
     compile_timeout_s: float = 30.0
     compile_memory_mb: int = 2048
     fill_threads: int = 1
+    forced_drafts: bool | None = None
     algorithm: str | None = None
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -58,6 +61,7 @@ class Options:
         check_choice(f"{KEY}: grammars", self.grammars, (None, *get_args(Grammars)))
         check_choice(f"{KEY}: allow_weakened", self.allow_weakened, (None, True, False))
         check_number(f"{KEY}: compile_timeout_s", self.compile_timeout_s, 0, MAX_TIMEOUT_S, above=True)
+        check_choice(f"{KEY}: forced_drafts", self.forced_drafts, (None, True, False))
         check_int(f"{KEY}: compile_memory_mb", self.compile_memory_mb, 64, 1 << 20)
         check_int(f"{KEY}: fill_threads", self.fill_threads, 0, 64)
         if self.algorithm is not None:

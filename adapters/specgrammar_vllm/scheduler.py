@@ -15,8 +15,10 @@ from specgrammar_vllm import engine
 from specgrammar_vllm.ahead import FillThreads
 from specgrammar_vllm.backend import SessionBackend
 from specgrammar_vllm.engine import VllmAsyncScheduler, VllmScheduler
+from specgrammar_vllm.forced import ForcedDrafts, forces_drafts
 from specgrammar_vllm.grammar import SessionGrammar
 from specgrammar_vllm.options import Options
+from specgrammar_vllm.vocabularies import as_specgrammar_reads_it
 from specgrammar_vllm.walks import Walks
 
 engine.check()
@@ -45,7 +47,15 @@ def take_over(vllm_config: Any, manager: Any) -> Walks:
     )
     manager.backend = backend
     rows = backend.allocate_token_bitmask(vllm_config.scheduler_config.max_num_seqs * (1 + max_drafts))
-    return Walks(manager, rows.numpy(), FillThreads(options.fill_threads))
+    forced = None
+    if forces_drafts(
+        options.forced_drafts,
+        vllm_config.speculative_config,
+        async_scheduling=vllm_config.scheduler_config.async_scheduling,
+    ):
+        vocabulary = as_specgrammar_reads_it(manager.tokenizer, vllm_config.model_config.get_vocab_size(), ())
+        forced = ForcedDrafts(vocabulary, max_drafts)
+    return Walks(manager, rows.numpy(), FillThreads(options.fill_threads), forced)
 
 
 class _WithOurWalks:

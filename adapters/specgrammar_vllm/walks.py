@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import SpecGrammarError
 from specgrammar_vllm.ahead import FillThreads
+from specgrammar_vllm.forced import ForcedDrafts, RunningRequest
 from specgrammar_vllm.grammar import SessionGrammar
 
 _WORTH_HANDING_OVER = 6
 """Rows of a step that are worth waking a thread for: that costs as much as filling two or three."""
 
 
-class Request(Protocol):
+class Request(RunningRequest, Protocol):
     """vLLM's `Request`, as far as it is read here."""
 
     @property
@@ -88,29 +89,40 @@ class Filling(NamedTuple):
 class Walks:
     """Stands in for the manager, as far as vLLM's scheduler calls it."""
 
-    def __init__(self, manager: Manager, bitmask: NDArray[np.int32], threads: FillThreads) -> None:
+    def __init__(
+        self,
+        manager: Manager,
+        bitmask: NDArray[np.int32],
+        threads: FillThreads,
+        forced: ForcedDrafts | None = None,
+    ) -> None:
         """Take over from a manager.
 
         Args:
             manager: knows when a request's reasoning ends.
             bitmask: C-contiguous int32 with a row for every token of the largest step.
             threads: fill beside the scheduler.
+            forced: makes drafts of what has to follow a request's; None adds none.
         """
         self._manager = manager
         self._bitmask = bitmask
         self._threads = threads
         self._reasons = manager.reasoner_cls is not None and not manager.enable_in_reasoning
+        self._forced = forced
         self._filling: Filling | None = None
+        self._rows: dict[str, slice] = {}  # of the last step, where they restrict all tokens of a request
 
     def validate_tokens(self, request: Request, spec_tokens: list[int]) -> list[int]:
-        """The longest prefix of drafts that is legal or not restricted yet."""
+        """The longest prefix of drafts that is legal or not restricted yet, and behind it forced drafts."""
         if not request.use_structured_output:
             return spec_tokens
+        self._drop()
         drafts = _without_padding(spec_tokens)
         start = self._manager._get_constraint_bounds(request, drafts).grammar_start if self._reasons else 0
-        if start >= len(drafts):
+        if start > len(drafts) or (start == len(drafts) and self._forced is None):
             return drafts
-        return drafts[:start] + _grammar(request).validate_tokens(drafts[start:])
+        force = None if self._forced is None else self._forced.behind(request)
+        return drafts[:start] + _grammar(request).validate_tokens(drafts[start:], force)
 
     def begin(
         self,
@@ -123,6 +135,7 @@ class Walks:
         No request of the step may be moved before `grammar_bitmask` is called.
         """
         self._drop()
+        self._rows.clear()
         request_ids = list(structured_output_request_ids)
         drafts = [list(scheduled_spec_decode_tokens.get(name, ())) for name in request_ids]
         jobs: list[Callable[[], None]] = []
@@ -169,7 +182,11 @@ class Walks:
             if start > len(new_token_ids):
                 return True
             request.structured_output_request.reasoning_ended = True
-        if _grammar(request).accept_tokens(request.request_id, new_token_ids[start:]):
+        grammar, tokens = _grammar(request), new_token_ids[start:]
+        if grammar.run is not None and self._forced is not None:
+            self._forced.spelling.learn(grammar.run, tokens)
+        rows = self._rows.pop(request.request_id, None)
+        if grammar.accept_tokens(request.request_id, tokens, None if rows is None else self._bitmask[rows]):
             return True
         new_token_ids.clear()
         return False
@@ -192,6 +209,8 @@ class Walks:
         if self._reasons:
             bounds = self._manager._get_constraint_bounds(request, drafts)
             grammar_start, constraint_start = bounds.grammar_start, bounds.constraint_start
+        if grammar_start == constraint_start == 0:
+            self._rows[request.request_id] = slice(row, row + len(tokens) + 1)
         return partial(self._fill, _grammar(request), drafts, len(tokens), row, grammar_start, constraint_start)
 
     def _fill(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from specgrammar.protocols.spec import (
     RequestView,
     Topology,
 )
-from specgrammar.spec.spelling import LearntSpelling
+from specgrammar.spec.spelling import ForcedRun, LearntSpelling
 from specgrammar.trees.tree import DraftTree, HostTree
 
 
@@ -76,7 +76,7 @@ class ForcedProducer:
         """No request and no habits of the target yet."""
         self.spelling: LearntSpelling = LearntSpelling(context.vocabulary)
         self._num_draft_tokens = options.num_draft_tokens
-        self._runs: dict[str, list[_Run]] = {}
+        self._runs: dict[str, list[ForcedRun]] = {}
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """One chain per request, see `TreeProducer`."""
@@ -96,26 +96,16 @@ class ForcedProducer:
         chains: list[list[int]] = []
         for view, behind in zip(requests, drafts, strict=True):
             text = b"" if view.grammar is None else view.grammar.forced_text(behind)
-            last = behind[-1] if behind else view.tokens[-1]
-            chain = self.spelling.spell(last, text, num_tokens) if text else []
-            if chain:
-                self._runs.setdefault(view.request_id, []).append(_Run(tuple(behind), last, text, chain))
-            chains.append(chain)
+            if not text:
+                chains.append([])
+                continue
+            run = self.spelling.draft(behind, view.tokens[-1], text, num_tokens)
+            self._runs.setdefault(view.request_id, []).append(run)
+            chains.append(run.chain)
         return chains
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn how the target spelt what was forced."""
         for commit in commits:
             for run in self._runs.pop(commit.request_id, ()):
-                depth = len(run.behind)
-                if commit.tokens[:depth] == run.behind:
-                    self.spelling.learn(run.last_token, run.text, run.chain, commit.tokens[depth:])
-
-
-class _Run(NamedTuple):
-    """A chain that was drafted behind others, and what it spells."""
-
-    behind: tuple[int, ...]
-    last_token: int
-    text: bytes
-    chain: list[int]
+                self.spelling.learn(run, commit.tokens)

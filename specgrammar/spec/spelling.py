@@ -7,12 +7,29 @@ Where the target keeps a forced text but spells it otherwise, its way is tried f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from specgrammar.grammar.forced import Speller
 from specgrammar.protocols.grammar import Vocabulary
 
 _MOST_LEARNT = 4096
 """Habits that are kept, the newest: most of a model's show within a few requests."""
+
+
+class ForcedRun(NamedTuple):
+    """A chain of drafts that spells forced text.
+
+    Attributes:
+        behind: the drafts that it continues.
+        last_token: the last of them, or the last committed token.
+        text: what is forced behind it.
+        chain: tokens that spell `text` or the beginning of it.
+    """
+
+    behind: tuple[int, ...]
+    last_token: int
+    text: bytes
+    chain: list[int]
 
 
 class LearntSpelling:
@@ -44,16 +61,30 @@ class LearntSpelling:
             last_token = token
         return spelt
 
-    def learn(self, last_token: int, text: bytes, chain: Sequence[int], committed: Sequence[int]) -> None:
-        """Look at what the target made of a chain that spelt `text` behind `last_token`.
+    def draft(self, behind: Sequence[int], last_token: int, text: bytes, num_tokens: int) -> ForcedRun:
+        """A run of at most `num_tokens` drafts behind others, to be learnt from when its tokens are committed.
 
         Args:
-            last_token: as it was spelt behind.
-            text: the forced text.
-            chain: what `spell` gave.
-            committed: what was committed from the chain's first token on.
+            behind: drafts that come first.
+            last_token: the last committed token.
+            text: what is forced behind them, not empty.
+            num_tokens: at least 1.
         """
-        for token, chosen in zip(chain, committed, strict=False):
+        last = behind[-1] if behind else last_token
+        return ForcedRun(tuple(behind), last, text, self.spell(last, text, num_tokens))
+
+    def learn(self, run: ForcedRun, committed: Sequence[int]) -> None:
+        """Look at what the target made of a run.
+
+        Args:
+            run: what `draft` gave.
+            committed: what was committed from the first draft that came before it on.
+        """
+        depth = len(run.behind)
+        if tuple(committed[:depth]) != run.behind:
+            return
+        last_token, text = run.last_token, run.text
+        for token, chosen in zip(run.chain, committed[depth:], strict=False):
             if token != chosen:
                 self._respelt(last_token, text, chosen)
                 return

@@ -69,18 +69,19 @@ def test_the_targets_spelling_is_taken_the_next_time() -> None:
 
 def test_a_choice_of_another_text_is_no_spelling() -> None:
     spelling = LearntSpelling(VOCABULARY)
-    chain = spelling.spell(C, b"abab", 8)
+    run = spelling.draft((), C, b"abab", 8)
+    chain = run.chain
     for committed in ((), (C,), (STOP,), tuple(chain), (*chain, C)):
-        spelling.learn(C, b"abab", chain, committed)
+        spelling.learn(run, committed)
     assert spelling.num_respelled == 0
     assert spelling.spell(C, b"abab", 8) == chain
-    spelling.learn(C, b"abab", chain, (ABC,))  # says more than was forced when it was asked: the text went on
+    spelling.learn(run, (ABC,))  # says more than was forced when it was asked: the text went on
     assert spelling.num_respelled == 0
 
 
 def test_a_token_that_says_more_than_was_forced_keeps_the_text() -> None:
     spelling = LearntSpelling(VOCABULARY)
-    spelling.learn(A, b"b", spelling.spell(A, b"b", 8), (BC,))
+    spelling.learn(spelling.draft((), A, b"b", 8), (BC,))
     assert spelling.num_respelled == 1
     assert spelling.spell(A, b"b", 8) == [B], "which is forced no longer than b"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +13,13 @@ from specgrammar.grammar.session import GrammarSession
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.testing.toys import VOCABULARY
 from specgrammar_vllm.ahead import FillThreads
+from specgrammar_vllm.forced import ForcedDrafts
 from specgrammar_vllm.grammar import SessionGrammar
 from specgrammar_vllm.walks import Walks
 from tests.toys import backend
 
 END = VOCABULARY.stop_ids[0]
+PROMPT = 13
 
 
 @dataclass
@@ -30,6 +32,12 @@ class ToyStructuredRequest:
 class ToyRequest:
     request_id: str
     structured_output_request: ToyStructuredRequest | None = None
+    all_token_ids: list[int] = field(default_factory=lambda: [PROMPT])
+    max_tokens: int = 100
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.all_token_ids) - 1
 
     @property
     def use_structured_output(self) -> bool:
@@ -73,7 +81,9 @@ def new_request(request_id: str, regex: str, name: str = "xgrammar") -> ToyReque
     return ToyRequest(request_id, ToyStructuredRequest(new_grammar(regex, name)))
 
 
-def new_walks(manager: ToyManager | None = None, *, num_threads: int = 1) -> tuple[Walks, NDArray[np.int32]]:
+def new_walks(
+    manager: ToyManager | None = None, *, num_threads: int = 1, forced: ForcedDrafts | None = None
+) -> tuple[Walks, NDArray[np.int32]]:
     """Walks over a bitmask that holds what no walk would write."""
     bitmask = np.full((64, VOCABULARY.num_words), 0x5A5A, dtype=np.int32)
-    return Walks(manager or ToyManager(), bitmask, FillThreads(num_threads)), bitmask
+    return Walks(manager or ToyManager(), bitmask, FillThreads(num_threads), forced), bitmask

@@ -88,14 +88,17 @@ def test_rows_and_moves_are_those_of_a_walk_token_by_token(
     rows = walks.grammar_bitmask(batch, list(batch), scheduled)
     assert rows is not None
     assert rows.tolist() == expected
-    for request_id, request in batch.items():
-        new = [*walks.validate_tokens(request, scheduled[request_id])][:2]
-        matcher = request.structured_output_request.grammar.session.cursor.matcher
-        before = matcher.fork()
-        assert walks.accept_tokens(request, list(new))
-        assert before.accept_prefix(new) == len(new)
-        assert matcher.finished == before.finished
-        assert matcher.finished or row_of(matcher) == row_of(before)
+    behind: list[list[int]] = []
+    for request_id, (name, regex, wished, _, _) in zip(batch, made, strict=True):
+        plain = fresh(name, regex, ())
+        plain.accept_prefix(wished)
+        new = scheduled[request_id][: plain.accept_prefix([t for t in scheduled[request_id] if t >= 0][:2])]
+        assert walks.accept_tokens(batch[request_id], list(new))
+        behind.append(ONES if plain.finished else row_of(plain))
+        assert batch[request_id].structured_output_request.grammar.is_terminated() == plain.finished
+    rows = walks.grammar_bitmask(batch, list(batch), {})
+    assert rows is not None
+    assert rows.tolist() == behind
     walks.close()
 
 
@@ -230,6 +233,38 @@ def test_a_grammar_that_cannot_go_on_fails_the_request_in_the_next_step() -> Non
     walks.grammar_bitmask({"r": request}, ["r"], {})
     drawn = [B]
     assert not walks.accept_tokens(request, drawn)
+    assert drawn == []
+
+
+def test_a_token_that_its_row_forbids_fails_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    walks, _ = new_walks()
+    request = new_request("r", "(ab)+c")
+    assert walks.grammar_bitmask({"r": request}, ["r"], {"r": [A]}) is not None
+    drawn = [A, C]
+    assert not walks.accept_tokens(request, drawn)
+    assert drawn == []
+    assert "refuses token id 2 at output position 1" in caplog.text
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_token_from_a_row_behind_which_nothing_can_follow_is_not_kept(name: str) -> None:
+    walks, _ = new_walks()
+    request = new_request("r", "a{2}x", name)  # no id of the vocabulary has an x
+    rows = walks.grammar_bitmask({"r": request}, ["r"], {"r": [A, A]})
+    assert rows is not None
+    assert rows[2].tolist() == ONES
+    drawn = [A, A, B]
+    assert not walks.accept_tokens(request, drawn)
+    assert drawn == []
+
+
+def test_tokens_are_looked_up_in_no_other_steps_rows() -> None:
+    walks, _ = new_walks()
+    batch = {"p": new_request("p", "(ab)+c"), "q": new_request("q", "[abc]*")}
+    walks.grammar_bitmask(batch, ["p"], {})
+    walks.grammar_bitmask(batch, ["q"], {})  # takes the row that p had
+    drawn = [C]
+    assert not walks.accept_tokens(batch["p"], drawn)
     assert drawn == []
 
 
