@@ -79,7 +79,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check a plugin; 1 if a clause is broken."""
     lists = _lists(arguments.kind)
-    _check_only(arguments.only, lists)
+    _refuse_unknown(arguments.only, lists)
     if arguments.list:
         _print_list(lists)
         return 0
@@ -110,16 +110,16 @@ def _lists(kind: str) -> tuple[Checks, ...]:
             f"the conformance kit needs {error.name}: pip install 'specgrammar[testing]'"
         ) from error
     if kind == "backend":
-        return testing.MATCHER_CHECKS, testing.MASK_CHECKS, testing.ABILITY_CHECKS, testing.BACKEND_CHECKS
+        return testing.BACKEND_CHECKS, testing.MATCHER_CHECKS, testing.MASK_CHECKS, testing.ABILITY_CHECKS
     if kind == "algorithm":
         return testing.PRODUCER_CHECKS, testing.WORKER_CHECKS
     return (testing.TARGET_CHECKS,)
 
 
-def _check_only(only: list[str], lists: tuple[Checks, ...]) -> None:
-    known = [check.__name__ for checks in lists for check in checks]
-    if unknown := sorted(set(only) - set(known)):
-        raise ConfigError(f"--only {unknown[0]}: there is no such check; --list shows them")
+def _refuse_unknown(only: list[str], lists: tuple[Checks, ...]) -> None:
+    from specgrammar.testing.checks.report import refuse_unknown
+
+    refuse_unknown(only, lists)
 
 
 def _print_list(lists: tuple[Checks, ...]) -> None:

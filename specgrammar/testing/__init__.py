@@ -2,7 +2,7 @@
 
 In pytest, for a backend (an algorithm likewise, with `PRODUCER_CHECKS` and `WORKER_CHECKS`):
 
-    @pytest.mark.parametrize("check", [*MATCHER_CHECKS, *MASK_CHECKS, *ABILITY_CHECKS, *BACKEND_CHECKS])
+    @pytest.mark.parametrize("check", [*BACKEND_CHECKS, *MATCHER_CHECKS, *MASK_CHECKS, *ABILITY_CHECKS])
     def test_it_keeps_its_contract(check):
         check(MyBackend)
 

@@ -82,11 +82,11 @@ class Driver:
             self._change(choose)
             if not choose(3):
                 self.tell()
-            ids = [name for name in self.requests if choose(6)]
+            ids = [name for name in self.requests if choose(6) < 5]
             if choose(2):
                 ids.reverse()
             limits = [_LIMITS[choose(len(_LIMITS))] for _ in ids]
-            self.step(choose, ids, limits, fails=not choose(8))
+            self.step(choose, ids, limits, fails=choose(8) == 7)
 
     def join(self, request_id: str, prompt: list[int], sampling: SamplingParams | None = None) -> None:
         """A request joins; whatever was committed is told before, as `finished` frees an id."""
@@ -165,14 +165,14 @@ class Driver:
 
     def _change(self, choose: Choose) -> None:
         free = [name for name in _IDS[:MAX_BATCH_SIZE] if name not in self.requests]
-        if free and (not self.requests or not choose(3)):
+        if free and (not self.requests or choose(3) == 2):
             tokens = self.world.tokens
             prompt = [tokens[choose(len(tokens))] for _ in range(1 + choose(8))]
             temperature = (0.0, 1.0, 0.7)[choose(3)]
             self.join(free[choose(len(free))], prompt, SamplingParams(temperature=temperature, seed=choose(9)))
-        elif not choose(10):
+        elif choose(10) == 9:
             request_id = list(self.requests)[choose(len(self.requests))]
-            if choose(2):
+            if not choose(2):
                 self.end(request_id)
             else:
                 self._preempt(request_id)
@@ -199,7 +199,7 @@ class Driver:
                 tokens.append(int(host.draft_tokens[nodes.start + path[-1]]))
             tokens.append(self.world.tokens[choose(len(self.world.tokens))])
             num_drafts = int((host.draft_tokens[nodes] >= 0).sum()) - 1
-            finished = view.max_draft_tokens < 100 and not choose(6)
+            finished = view.max_draft_tokens < 100 and choose(6) == 4  # neither the least choice nor the last
             paths.append(path)
             commits.append(Commit(view.request_id, tuple(tokens), num_drafts, len(path) - 1, finished))
         index = np.full((len(paths), max(map(len, paths))), -1, np.int64)

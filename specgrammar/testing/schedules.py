@@ -17,13 +17,13 @@ import numpy as np
 
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request, RequestOutput
-from specgrammar.testing.checks.base import Story, expect, telling
+from specgrammar.testing.checks.base import expect
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.late_target import OUT_OF_MEMORY
 from specgrammar.testing.toys import texts_of
 
 Choose = Callable[[int], int]
-"""A number in [0, n); who makes the schedule decides which."""
+"""A number in [0, n); who makes the schedule decides which. 0 is the plainest: nothing special is done."""
 
 
 class Seeded:
@@ -43,17 +43,26 @@ class Seeded:
         return self.chosen[-1]
 
 
-def grow(num: int, play: Callable[[Choose, Story, float], None]) -> None:
-    """Play so many examples, always the same ones, from small to large: the first that fails is reported.
+class Listed:
+    """Numbers of a list, as far as they go, and zeros behind its end: the plainest choice of each.
 
-    Args:
-        num: how many.
-        play: is given what draws the example, who is told, and how large it may be, in (0, 1].
+    Attributes:
+        chosen: all that were drawn: the schedule.
     """
-    for seed in range(num):
-        story = Story()
-        with telling(story):
-            play(Seeded(seed), story, (1 + seed) / num)
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        """Numbers that are not negative, each taken modulo how many there are to choose from."""
+        self.chosen: list[int] = []
+        self._numbers = numbers
+
+    def __repr__(self) -> str:
+        return f"Listed({list(self._numbers)})"
+
+    def __call__(self, n: int) -> int:
+        """A number in [0, n)."""
+        place = len(self.chosen)
+        self.chosen.append(self._numbers[place] % n if place < len(self._numbers) else 0)
+        return self.chosen[-1]
 
 
 def delays(choose: Choose) -> DelayedDevice:
@@ -110,13 +119,13 @@ class Schedule:
         while self.engine.has_work or self.engine._preempted or len(self.numbers) < num_requests:
             operation = self.choose(14)
             away = sorted(set(self.engine._preempted) - set(self.engine._resuming))
-            if len(self.numbers) < num_requests and (operation < 2 or not self.engine.has_work):
+            if len(self.numbers) < num_requests and (operation > 11 or not self.engine.has_work):
                 self._add()
-            elif away and (operation in (2, 3) or not self.engine.has_work):
+            elif away and (operation in (10, 11) or not self.engine.has_work):
                 self._resume(self._one_of(away))
-            elif operation == 4 and self.engine._running:
+            elif operation == 9 and self.engine._running:
                 self._preempt(self._one_of(sorted(self.engine._running)))
-            elif operation == 5 and self.choose(2):
+            elif operation == 8 and self.choose(2):
                 self._abort(self._one_of([*sorted(self.in_flight), "nobody"]))
             else:
                 self.step()

@@ -54,7 +54,7 @@ def test_a_broken_clause_is_shown_with_its_invariant_and_the_smallest_example(
 ) -> None:
     assert main(["check", "backend", "forgetful", "--only", "check_the_stop_token_is_one_step"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("BROKEN  matcher: the stop token is one step (")
+    assert lines[0].startswith("BROKEN  matcher: check_the_stop_token_is_one_step (")
     assert lines[1].startswith("  invariant 1: the state after a rollback equals a fresh replay")
     assert lines[2].startswith("  contract: A stop token is legal where the grammar may end")
     assert lines[3].startswith("  found: ")
@@ -69,10 +69,10 @@ def test_json_has_a_line_a_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "backend", "reference", "--output", "json", *only]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["protocol"], line["check"], line["verdict"]) for line in found] == [
-        ("matcher", "check_rollback_equals_replay", "kept"),
         ("backend", "check_it_says_what_it_is", "kept"),
+        ("matcher", "check_rollback_equals_replay", "kept"),
     ]
-    assert found[0]["invariant"] == 1
+    assert found[1]["invariant"] == 1
     assert found[0]["contract"]
 
 
@@ -89,8 +89,8 @@ def test_an_algorithm_is_checked_with_its_options_in_the_toy_world(capsys: pytes
     only = ["--only", "check_a_request_may_need_no_drafts", "--only", "check_rejection_keeps_the_law"]
     assert main(["check", "algorithm", "ngram", "--option", "breadth=1", *only]) == 0
     out = capsys.readouterr().out
-    assert "ok      producer: a request may need no drafts" in out
-    assert "skipped worker: rejection keeps the law" in out
+    assert "ok      producer: check_a_request_may_need_no_drafts" in out
+    assert "skipped worker: check_rejection_keeps_the_law" in out
     assert out.splitlines()[-1].startswith("algorithm ngram keeps all 1 clauses of its contract, 1 skipped (")
 
 
@@ -102,6 +102,21 @@ def test_an_algorithm_that_needs_a_model_gets_one(capsys: pytest.CaptureFixture[
     assert "not in the toy world (" in said.err
     assert "embed_tokens.weight has shape" in said.err
     assert "keeps all 1 clauses" in said.out
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "first"),
+    [
+        ("backend", "xgrammar", ["check_it_says_what_it_is", "check_what_is_declared_compiles"]),
+        ("algorithm", "ngram", ["check_an_algorithm_is_a_value", "check_what_is_claimed_fits"]),
+    ],
+)
+def test_what_is_declared_is_checked_first(
+    kind: str, name: str, first: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", kind, name, "--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("check_")]
+    assert listed[:2] == first
 
 
 def test_checks_are_listed_with_their_clauses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +138,11 @@ def test_checks_are_listed_with_their_clauses(capsys: pytest.CaptureFixture[str]
         (["backend", "xgrammar", "--option", "nonsense=1"], "has no option 'nonsense'"),
         (["backend", "xgrammar", "--model", "nowhere"], "not for backends, which need no model"),
         (["backend", "xgrammar", "--adapter", "transformers"], "not for backends, which need no model"),
-        (["backend", "xgrammar", "--only", "check_nothing"], "there is no such check; --list shows them"),
+        (
+            ["backend", "xgrammar", "--only", "check_nothing"],
+            "no check 'check_nothing' of backend, matcher, mask",
+        ),
+        (["backend", "xgrammar", "--only", "it_says_what_it_is"], "did you mean check_it_says_what_it_is"),
         (["worker", "ngram"], "invalid choice: 'worker'"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specgrammar.testing.checks.base import Checks
-from specgrammar.testing.checks.report import run_checks
+from specgrammar.testing.checks.report import Outcome, run_checks
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Broken:
     finds: str
     given: dict[str, Any] = field(default_factory=dict)
 
-    def assert_rejected(self) -> None:
-        """Run the check and look at what it says."""
+    def assert_rejected(self) -> Outcome:
+        """Run the check and look at what it says; returns it."""
         (outcome,) = run_checks(self.checks, self.make, only=[self.check], **self.given)
         assert outcome.verdict == "broken", f"{self.fault}: {outcome.verdict}, {outcome.reason}"
         assert re.search(self.finds, outcome.reason), f"{self.fault}: found {outcome.reason!r}"
+        return outcome

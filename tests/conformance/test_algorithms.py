@@ -13,6 +13,7 @@ from specgrammar.spec.eagle.algorithm import EagleAlgorithm
 from specgrammar.spec.forced import ForcedAlgorithm
 from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.spec.none import NoSpeculation
+from specgrammar.testing.checks import smallest
 from specgrammar.testing.checks.base import Checks
 from specgrammar.testing.checks.producer import PRODUCER_CHECKS
 from specgrammar.testing.checks.report import run_checks
@@ -59,12 +60,13 @@ def test_a_head_that_reads_the_grammar_keeps_the_contract() -> None:
 
 @pytest.mark.parametrize("broken", PRODUCERS, ids=[broken.fault for broken in PRODUCERS])
 def test_broken_producers_are_rejected(broken: Broken) -> None:
-    broken.assert_rejected()
+    assert len(broken.assert_rejected().example) <= 12
 
 
 @pytest.mark.parametrize("broken", WORKERS, ids=[broken.fault for broken in WORKERS])
-def test_broken_workers_are_rejected(broken: Broken) -> None:
-    broken.assert_rejected()
+def test_broken_workers_are_rejected(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smallest, "SHRINK_TIME_S", 30.0)  # however slow this machine is
+    assert len(broken.assert_rejected().example) <= 12
 
 
 def test_a_world_says_what_cannot_draft_in_it() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -14,8 +17,8 @@ from specgrammar.errors import ConfigError, GrammarCompileError
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.testing.checks.base import Checks
 from specgrammar.testing.checks.report import Outcome, run_checks
-from specgrammar.testing.reference import ReferenceBackend
-from tests.conformance.broken.rejected import BACKEND_LISTS
+from specgrammar.testing.reference import ReferenceBackend, ReferenceMatcher
+from tests.conformance.broken.rejected import BACKEND_LISTS, backend_of
 
 
 class PanicError(BaseException):
@@ -82,7 +85,9 @@ def test_where_checks_hang_the_rest_is_not_waited_for() -> None:
         checks.add(invariant=9)(check)
     found = list(outcomes(None, checks, timeout_s=0.2).values())
     assert [outcome.verdict for outcome in found] == ["broken", "broken", "skipped", "skipped"]
-    assert "did not come back within 0.2 s; it is in threading, line" in found[0].reason
+    assert re.search(
+        r"within 0.2 s; it is at tests/conformance/test_report.py:\d+, in .*waits$", found[0].reason
+    )
     assert found[3].reason == "not tried, as check_0 and check_1 did not come back"
 
 
@@ -93,5 +98,94 @@ def test_a_plugin_cannot_skip_its_checks() -> None:
 
 
 def test_a_check_that_is_not_there_is_no_check_that_passes() -> None:
-    with pytest.raises(ConfigError, match="there is no matcher check 'check_rollback'; there are check_"):
-        list(run_checks(BACKEND_LISTS[0], ReferenceBackend, only=["check_rollback"]))
+    with pytest.raises(ConfigError, match=r"there is no check 'check_it' of matcher; .* --list` has them"):
+        list(run_checks(BACKEND_LISTS[0], ReferenceBackend, only=["check_it"]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "check_rollback_equals_reply",
+        "rollback_equals_replay",
+        "rollback equals replay",
+        "check-rollback-equals-replay",
+        "Rollback_equals",
+    ],
+)
+def test_a_name_that_is_almost_right_is_told_the_right_one(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean check_rollback_equals_replay\b"):
+        list(run_checks(BACKEND_LISTS[0], ReferenceBackend, only=[name]))
+
+
+def outcome(example: int) -> Outcome:
+    lines = tuple(f"line {i}" for i in range(example))
+    return Outcome("worker", "check_it", 6, "It is so.", "broken", "it is not", lines, 0.1)
+
+
+def test_a_report_prints_the_name_that_only_takes() -> None:
+    assert outcome(0).text().startswith("BROKEN  worker: check_it (0.1 s)\n")
+
+
+def test_the_middle_of_a_long_example_is_left_out() -> None:
+    assert outcome(40).text().splitlines()[5:] == [f"    line {i}" for i in range(40)]
+    shown = outcome(300).text().splitlines()[5:]
+    assert len(shown) == 40
+    assert shown[:20] == [f"    line {i}" for i in range(20)]
+    assert shown[20].startswith("    ... 261 lines left out; ")
+    assert shown[21:] == [f"    line {i}" for i in range(281, 300)]
+
+
+class Fails(Sequence[int]):
+    """Iterates in the standard library's code, and fails in its own."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: object) -> Any:
+        raise LookupError(index)
+
+
+class FailsInside(ReferenceBackend):
+    """What it calls is ours and the standard library's, what it raises its own."""
+
+    def compile(self, spec: GrammarSpec) -> Any:
+        return super().compile(spec), list(reversed(Fails()))
+
+
+class FailsInLibraries(ReferenceBackend):
+    def compile(self, spec: GrammarSpec) -> Any:
+        return super().compile(spec), json.loads("{")
+
+
+def test_the_place_of_an_error_is_in_the_plugin() -> None:
+    lists = {"check_rollback_equals_replay": BACKEND_LISTS[0]}
+    for make, place in ((FailsInside, "Fails.__getitem__"), (FailsInLibraries, "FailsInLibraries.compile")):
+        for name, checks in lists.items():
+            reason = outcomes(make, checks, only=[name])[name].reason
+            assert re.search(rf" \(tests/conformance/test_report.py:\d+, in {place}\)$", reason), reason
+
+
+def test_an_error_of_another_kind_than_expected_is_placed_too() -> None:
+    name = "check_what_is_not_declared_is_refused"
+    make = type(
+        "Some", (FailsInLibraries,), {"facts": replace(ReferenceBackend.facts, kinds=frozenset({"regex"}))}
+    )
+    reason = outcomes(make, BACKEND_LISTS[2], only=[name])[name].reason
+    assert re.search(
+        r"JSONDecodeError: .*test_report.py:\d+, in FailsInLibraries.compile\); expected Gr", reason
+    )
+
+
+class TakesTwo(ReferenceMatcher):
+    """Accepts what has no bit: id 14."""
+
+    def accept(self, token: int) -> bool:
+        return token == 14 or super().accept(token)
+
+
+def test_the_call_that_fails_is_the_last_of_the_example() -> None:
+    name = "check_bits_are_what_accept_takes"
+    found = outcomes(backend_of(TakesTwo), BACKEND_LISTS[1], only=[name])[name]
+    assert "is taken, but it has no bit" in found.reason
+    assert [line.split()[0] for line in found.example] == ["compile", "accept"]
+    assert found.example[-1].removeprefix("accept ") in found.reason

@@ -15,7 +15,7 @@ from specgrammar.testing import (
 from specgrammar_toys import ChoiceBackend, Recall
 
 
-@pytest.mark.parametrize("check", [*MATCHER_CHECKS, *MASK_CHECKS, *ABILITY_CHECKS, *BACKEND_CHECKS])
+@pytest.mark.parametrize("check", [*BACKEND_CHECKS, *MATCHER_CHECKS, *MASK_CHECKS, *ABILITY_CHECKS])
 def test_backend(check: Callable[..., None]) -> None:
     check(ChoiceBackend)
 

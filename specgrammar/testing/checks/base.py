@@ -10,7 +10,6 @@ what a plugin declares raises `CheckSkipped` with the reason, which pytest shows
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Flaky, HypothesisException, StopTest
 
 from specgrammar.errors import ConformanceError
+from specgrammar.testing.checks.places import raised_at
 
 T = TypeVar("T")
 Check = Callable[..., None]
@@ -102,6 +102,13 @@ class Story(list[str]):
         """One more thing was done."""
         self.append(line)
 
+    @contextmanager
+    def trying(self, line: str) -> Iterator[None]:
+        """One more thing is tried; it is told only if that fails, so that of many alike one is told."""
+        self.append(line)
+        yield
+        self.pop()
+
 
 def expect(condition: object, message: str) -> None:
     """Raise ConformanceError with `message` unless `condition` is true."""
@@ -122,9 +129,7 @@ def expect_raise(kind: type[Exception], what: str) -> Iterator[None]:
     except kind:
         return
     except Exception as error:
-        raise ConformanceError(
-            f"{what} raised {type(error).__name__} ({error}); expected {kind.__name__}"
-        ) from error
+        raise ConformanceError(f"{what} raised {_told(error)}; expected {kind.__name__}") from error
     raise ConformanceError(f"{what} raised nothing; expected {kind.__name__}")
 
 
@@ -185,7 +190,6 @@ def telling(story: Story) -> Iterator[None]:
 
 
 def _told(error: BaseException) -> str:
-    """What was raised, and in which line: the last frame is nearest to the fault."""
-    *_, (frame, line) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
-    where = f" ({frame.f_globals.get('__name__')}, line {line})" if frame is not None else ""
-    return f"{type(error).__name__}: {error}{where}"
+    """What was raised, and where in the plugin."""
+    place = raised_at(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")

@@ -17,6 +17,7 @@ from specgrammar.testing.checks.walking import (
     compiled,
     expect_replay,
     legal_ids,
+    refuse,
     some_grammar,
     spell,
     walk,
@@ -42,16 +43,18 @@ def check_bits_are_what_accept_takes(make: MakeBackend) -> None:
                 fresh = backend.matcher(grammar)
                 for earlier in accepted:
                     fresh.accept(earlier)
-                expect(fresh.accept(token) is True, f"accept({name}) is refused, but its bit is set")
+                with story.trying(f"in a fresh matcher that has come as far: accept {name}"):
+                    expect(fresh.accept(token) is True, f"accept({name}) is refused, but its bit is set")
                 continue
-            expect(matcher.accept(token) is False, f"accept({name}) is taken, but it has no bit")
-            same(f"finished after accept({name}) was refused", matcher.finished, finished)
-            found = legal_ids(matcher, TWO_STOPS)
-            expect(
-                found == legal,
-                f"after accept({name}) was refused, the legal tokens are {texts_of(found, TWO_STOPS)}; "
-                f"before they were {texts_of(legal, TWO_STOPS)}",
-            )
+            with story.trying(f"accept {name}"):
+                expect(matcher.accept(token) is False, f"accept({name}) is taken, but it has no bit")
+                same(f"finished after accept({name}) was refused", matcher.finished, finished)
+                found = legal_ids(matcher, TWO_STOPS)
+                expect(
+                    found == legal,
+                    f"after accept({name}) was refused, the legal tokens are {texts_of(found, TWO_STOPS)}; "
+                    f"before they were {texts_of(legal, TWO_STOPS)}",
+                )
         expect_replay(matcher, backend, grammar, accepted, "after ids were refused", TWO_STOPS)
 
     explore(play, max_examples=40)
@@ -153,6 +156,7 @@ def check_rows_outside_the_bitmask_are_refused(make: MakeBackend) -> None:
         matcher = backend.matcher(compiled(backend, anything(backend.facts), story))
         bitmask = np.full((2, VOCABULARY.num_words), STALE, np.int32)
         row = draw(st.sampled_from([-1, -2, 2, 3, 2**31]))
+        story.tell(f"fill row {row} of 2")
         with expect_raise(MatcherError, f"fill_bitmask of row {row} of 2"):
             matcher.fill_bitmask(bitmask, row)
         expect((bitmask == STALE).all(), f"fill_bitmask of row {row} of 2 wrote to the bitmask")
@@ -175,7 +179,7 @@ def check_a_dead_end_is_raised(make: MakeBackend) -> None:
                 matcher.fill_bitmask(bitmask, 0)
             same("the row of a dead end", bitmask[0].tolist(), [0] * VOCABULARY.num_words)
         for token in range(VOCABULARY.vocab_size):
-            expect(not matcher.accept(token), f"accept({text_of(token)}) is taken at a dead end")
+            refuse(matcher, token, story, "at a dead end")
         if backend.facts.max_rollback == 0:
             return
         story.tell("rollback(1)")

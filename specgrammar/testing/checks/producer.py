@@ -20,6 +20,7 @@ from specgrammar.protocols.spec import (
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.spec.none import NoSpeculation
 from specgrammar.testing.checks.base import Checks, CheckSkipped, Story, expect, same, telling
+from specgrammar.testing.checks.smallest import grow
 from specgrammar.testing.driver import Driver, NothingMoreError, arrays
 from specgrammar.testing.failing import DraftError, FailingDrafts
 from specgrammar.testing.proposals import (
@@ -33,7 +34,7 @@ from specgrammar.testing.proposals import (
     judge_size,
     judging,
 )
-from specgrammar.testing.schedules import Choose, Seeded, grow
+from specgrammar.testing.schedules import Choose, Listed
 from specgrammar.testing.world import TOY_WORLD, MakeAlgorithm, World, context_of
 
 PRODUCER_CHECKS = Checks("producer")
@@ -216,12 +217,17 @@ def check_replicas_propose_alike(make: MakeAlgorithm, world: World = TOY_WORLD) 
 
     def play(choose: Choose, story: Story, size: float) -> None:
         seen: list[list[dict[str, object]]] = []
-        seed = choose(10**9)
-        for _ in range(2):
+        drawn: list[int] = []
+
+        def noted(n: int) -> int:
+            drawn.append(choose(n))
+            return drawn[-1]
+
+        for numbers in (noted, Listed(drawn)):
             seen.append([])
             story.clear()
             with driven(make, world, story, look=_keep_in(seen[-1])) as driver:
-                driver.play(Seeded(seed), round(size * world.num_steps) + 1)
+                driver.play(numbers, round(size * world.num_steps) + 1)
         for step, (one, other) in enumerate(zip(*seen, strict=False)):
             for name, part in one.items():
                 expect(

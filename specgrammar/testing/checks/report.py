@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from specgrammar.errors import ConfigError, ConformanceError
 from specgrammar.testing.checks.base import INVARIANTS, Check, Checks, CheckSkipped, Story, telling
+from specgrammar.testing.checks.places import place_of
 
 CHECK_TIMEOUT_S = 60.0
 """How long one check may take: a plugin that hangs is reported, not waited for."""
+
+_MOST_LINES = 40
+"""Of an example, in a report for people."""
 
 _MOST_HUNG = 2
 """After so many checks of a list that did not come back the others are not tried."""
@@ -45,10 +52,9 @@ class Outcome:
     seconds: float
 
     def text(self) -> str:
-        """For people: a line, and what broke below it."""
+        """For people: a line, and what broke below it, with the middle of a long example left out."""
         words = {"kept": "ok", "broken": "BROKEN", "skipped": "skipped"}
-        name = self.check.removeprefix("check_").replace("_", " ")
-        line = f"{words[self.verdict]:7} {self.protocol}: {name} ({self.seconds:.1f} s)"
+        line = f"{words[self.verdict]:7} {self.protocol}: {self.check} ({self.seconds:.1f} s)"
         if self.verdict == "kept":
             return line
         if self.verdict == "skipped":
@@ -60,8 +66,22 @@ class Outcome:
             f"  found: {self.reason}",
         ]
         if self.example:
-            lines += ["  smallest example:", *(f"    {told}" for told in self.example)]
+            lines += ["  smallest example:", *(f"    {told}" for told in _shown(self.example))]
         return "\n".join(lines)
+
+
+def _shown(example: Sequence[str]) -> list[str]:
+    """How it begins and how it ends."""
+    if len(example) <= _MOST_LINES:
+        return [*example]
+    head = _MOST_LINES // 2
+    tail = _MOST_LINES - head - 1
+    num_left_out = len(example) - head - tail
+    return [
+        *example[:head],
+        f"... {num_left_out} lines left out; `--output json` and `Outcome.example` have them ...",
+        *example[-tail:],
+    ]
 
 
 def run_checks(
@@ -79,9 +99,7 @@ def run_checks(
 
     Raises ConfigError for a name in `only` that no check of the list has.
     """
-    known = [check.__name__ for check in checks]
-    if unknown := sorted(set(only) - set(known)):
-        raise ConfigError(f"there is no {checks.protocol} check {unknown[0]!r}; there are {', '.join(known)}")
+    refuse_unknown(only, [checks])
     hung: list[str] = []
     for check in checks:
         if only and check.__name__ not in only:
@@ -101,6 +119,19 @@ def run_checks(
             example,
             time.perf_counter() - begin,
         )
+
+
+def refuse_unknown(only: Sequence[str], lists: Sequence[Checks]) -> None:
+    """Raise ConfigError for a name that no check of the lists has, and say which ones look like it."""
+    known = [check.__name__ for checks in lists for check in checks]
+    for name in sorted(set(only) - set(known)):
+        words = "_".join(re.findall("[a-z0-9]+", name.lower())).removeprefix("check_")
+        alike = get_close_matches(f"check_{words}", known)
+        hint = (
+            f"did you mean {' or '.join(alike)}?" if alike else "`specgrammar check KIND NAME --list` has them"
+        )
+        kinds = ", ".join(checks.protocol for checks in lists)
+        raise ConfigError(f"there is no check {name!r} of {kinds}; {hint}")
 
 
 def clause(check: Check) -> str:
@@ -139,7 +170,8 @@ def _within(timeout_s: float, check: Check, make: Any, given: dict[str, Any], hu
 def _place_of(thread: threading.Thread) -> str:
     """Where a thread is, for people; empty if it has just ended."""
     frame = sys._current_frames().get(thread.ident or 0)
-    return "" if frame is None else f"; it is in {frame.f_globals.get('__name__')}, line {frame.f_lineno}"
+    place = place_of([*traceback.walk_stack(frame)][::-1]) if frame is not None else ""
+    return f"; it is at {place}" if place else ""
 
 
 def _run(check: Check, make: Any, given: dict[str, Any]) -> _Found:

@@ -84,6 +84,15 @@ def accept(matcher: GrammarMatcher, token: int, story: Story, vocabulary: Vocabu
     expect(matcher.accept(token) is True, f"accept({name}) is refused, but its bit was set")
 
 
+def refuse(
+    matcher: GrammarMatcher, token: int, story: Story, where: str, vocabulary: Vocabulary = VOCABULARY
+) -> None:
+    """Offer a token that is illegal; that is told only where it is taken, or raises."""
+    name = text_of(token, vocabulary)
+    with story.trying(f"accept {name}"):
+        expect(matcher.accept(token) is False, f"accept({name}) is taken {where}")
+
+
 def spell(matcher: GrammarMatcher, text: str, story: Story, vocabulary: Vocabulary = VOCABULARY) -> list[int]:
     """Accept a text, a token for each character; returns them."""
     tokens = [vocabulary.tokens.index(char.encode()) for char in text]

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.protocols.spec import Proposal, supports_grammar_overlap
+from specgrammar.protocols.staging import Device
 from specgrammar.runtime.cpu_stream import CpuStream
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.request import Request, RequestOutput
+from specgrammar.runtime.trace import Trace
 from specgrammar.spec.sampling import MaskPolicyChoice, SamplingParams
 from specgrammar.testing.checks.base import Checks, CheckSkipped, Story, expect, telling
+from specgrammar.testing.checks.smallest import fewest, grow
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.failing import FailingForward, LostForwardError
 from specgrammar.testing.late_target import LateTarget
 from specgrammar.testing.law import law_of, surprise
 from specgrammar.testing.reference import ReferenceBackend
 from specgrammar.testing.runs import running, some
-from specgrammar.testing.schedules import Choose, Schedule, check_alike, delays, grow, told_request
+from specgrammar.testing.schedules import Choose, Schedule, check_alike, delays, told_request
 from specgrammar.testing.world import TOY_WORLD, MakeAlgorithm, World
 
 WORKER_CHECKS = Checks("worker")
@@ -32,25 +35,19 @@ _FAR = 6.0
 @WORKER_CHECKS.add(invariant=11)
 def check_greedy_output_is_that_of_no_speculation(make: MakeAlgorithm, world: World = TOY_WORLD) -> None:
     """Greedy requests come to the same tokens, endings and logprobs as without drafts, token by token."""
-    story = Story()
-    with telling(story), running(make, world, InlineDevice()) as run:
-        run.check(some(world, sampled=False), story)
+    _check_alike(make, world, some(world, sampled=False))
 
 
 @WORKER_CHECKS.add(invariant=11)
 def check_sampled_output_is_that_of_no_speculation(make: MakeAlgorithm, world: World = TOY_WORLD) -> None:
     """With the same seed, sampled requests come to the same tokens as without drafts (`target_only`)."""
-    story = Story()
-    with telling(story), running(make, world, InlineDevice()) as run:
-        run.check(some(world, sampled=True), story)
+    _check_alike(make, world, some(world, sampled=True))
 
 
 @WORKER_CHECKS.add(invariant=8)
 def check_output_is_the_same_on_a_stream(make: MakeAlgorithm, world: World = TOY_WORLD) -> None:
     """Where forwards run beside the host, and steps behind unresolved ones, the tokens are the same."""
-    story = Story()
-    with telling(story), running(make, world, CpuStream()) as run:
-        run.check(some(world)[:_FEW], story)
+    _check_alike(make, world, some(world)[:_FEW], CpuStream)
 
 
 @WORKER_CHECKS.add(invariant=11)
@@ -58,9 +55,7 @@ def check_mask_policies_change_nothing(make: MakeAlgorithm, world: World = TOY_W
     """Whether rows are masked before the target chooses or behind it, the tokens are the same."""
     policies: tuple[MaskPolicyChoice, ...] = ("lazy", "auto")
     for policy in policies:
-        story = Story([f"mask policy {policy}"])
-        with telling(story), running(make, world, InlineDevice(), policy) as run:
-            run.check(some(world)[:_FEW], story)
+        _check_alike(make, world, some(world)[:_FEW], policy=policy)
 
 
 @WORKER_CHECKS.add(invariant=7)
@@ -72,7 +67,7 @@ def check_nothing_that_happens_changes_an_output(make: MakeAlgorithm, world: Wor
         with running(make, world, delays(choose), policy) as run:
             target = run.adapter.target
             if isinstance(target, LateTarget):
-                target.is_full = lambda: not choose(40)
+                target.is_full = lambda: choose(40) == 39
             schedule = Schedule(
                 run.engine,
                 world.requests,
@@ -91,25 +86,14 @@ def check_nothing_that_happens_changes_an_output(make: MakeAlgorithm, world: Wor
 @WORKER_CHECKS.add(invariant=4)
 def check_outputs_are_legal(make: MakeAlgorithm, world: World = TOY_WORLD) -> None:
     """What is committed is legal under the request's grammar from its gate on, as the reference says."""
-    reference, story = ReferenceBackend(world.vocabulary), Story()
-    with telling(story), running(make, world, InlineDevice()) as run:
-        numbers = some(world, constrained=True)
-        for number, output in run.outputs(numbers, story).items():
-            request = world.requests[number]
-            assert request.grammar is not None
-            assert isinstance(request.grammar_start, tuple)
-            tokens = _behind(request.grammar_start, output.token_ids)
-            if tokens is None:
-                continue
-            matcher = reference.matcher(reference.compile(request.grammar))
-            if set(tokens[-1:]) & set(request.stop_token_ids) - set(world.vocabulary.stop_ids):
-                tokens = tokens[:-1]  # the request's own stop id ends it, whatever the grammar says of it
-            count = matcher.accept_prefix(tokens)
-            expect(
-                count == len(tokens),
-                f"request {number} has committed {world.show(output.token_ids)}; its grammar "
-                f"{request.grammar.source} takes {world.show(tokens[:count])} and not the next token",
-            )
+    reference = ReferenceBackend(world.vocabulary)
+
+    def play(numbers: Sequence[int], story: Story) -> None:
+        with running(make, world, InlineDevice()) as run:
+            for number, output in run.outputs(numbers, story).items():
+                _check_legal(reference, world, number, output)
+
+    fewest(some(world, constrained=True), play)
 
 
 @WORKER_CHECKS.add(invariant=11)
@@ -200,14 +184,19 @@ def check_the_overlap_is_what_is_claimed(make: MakeAlgorithm, world: World = TOY
     """An algorithm that claims to overlap with grammars drafts behind steps that nobody has resolved."""
     if not supports_grammar_overlap(make()):
         raise CheckSkipped("supports_grammar_overlap() is not True")
-    story, numbers = Story(), some(world, constrained=True)[:_FEW]
-    with telling(story), running(make, world, DelayedDevice()) as run:
-        if not run.adapter.device.runs_aside:
-            raise CheckSkipped("this world's device does everything at once; open it on a stream")
-        if getattr(run.adapter.target, "supports_unresolved", False) is not True:
-            raise CheckSkipped("this world's target takes no unresolved step")
-        run.check(numbers, story)
-        num_steps, num_overlapped = run.engine.trace.num_steps, run.engine.trace.num_overlapped_steps
+    traces: list[Trace] = []
+
+    def play(numbers: Sequence[int], story: Story) -> None:
+        with running(make, world, DelayedDevice()) as run:
+            if not run.adapter.device.runs_aside:
+                raise CheckSkipped("this world's device does everything at once; open it on a stream")
+            if getattr(run.adapter.target, "supports_unresolved", False) is not True:
+                raise CheckSkipped("this world's target takes no unresolved step")
+            traces.append(run.engine.trace)
+            run.check(numbers, story)
+
+    fewest(some(world, constrained=True)[:_FEW], play)
+    num_steps, num_overlapped = traces[0].num_steps, traces[0].num_overlapped_steps
     expect(
         num_overlapped > 0,
         f"supports_grammar_overlap() is True, but none of {num_steps} steps was launched behind one that "
@@ -220,18 +209,59 @@ def check_clocks_change_nothing(make: MakeAlgorithm, world: World = TOY_WORLD) -
     """Replicas whose devices are done early and late draft trees of the same sizes in each step."""
     if not world.has_any_device:
         raise CheckSkipped("this world's device has a clock of its own")
-    shapes: list[list[tuple[int, ...]]] = []
-    story, numbers = Story(), some(world)[:_FEW]
-    for schedule in (lambda _: 0, lambda num_pending: num_pending):
-        with telling(story), running(make, world, DelayedDevice(schedule)) as run:
-            run.outputs(numbers, story)
-            shapes.append(run.watched.shapes)
-    for step, (late, early) in enumerate(zip(*shapes, strict=False)):
-        expect(
-            late == early,
-            f"step {step}: the trees end at {late} where nothing is done before somebody waits for it, and at "
-            f"{early} where all is done at once",
-        )
+
+    def play(numbers: Sequence[int], story: Story) -> None:
+        shapes: list[list[tuple[int, ...]]] = []
+        for schedule in (lambda _: 0, lambda num_pending: num_pending):
+            story.clear()
+            with running(make, world, DelayedDevice(schedule)) as run:
+                run.outputs(numbers, story)
+                shapes.append(run.watched.shapes)
+        for step, (late, early) in enumerate(zip(*shapes, strict=False)):
+            expect(
+                late == early,
+                f"step {step}: the trees end at {late} where nothing is done before somebody waits for it, and "
+                f"at {early} where all is done at once",
+            )
+
+    fewest(some(world)[:_FEW], play)
+
+
+def _check_alike(
+    make: MakeAlgorithm,
+    world: World,
+    numbers: Sequence[int],
+    device: Callable[[], Device] = InlineDevice,
+    policy: MaskPolicyChoice = "eager",
+) -> None:
+    """Requests together come to what they come to alone."""
+
+    def play(numbers: Sequence[int], story: Story) -> None:
+        if policy != "eager":
+            story.tell(f"mask policy {policy}")
+        with running(make, world, device(), policy) as run:
+            run.check(numbers, story)
+
+    fewest(numbers, play)
+
+
+def _check_legal(reference: ReferenceBackend, world: World, number: int, output: RequestOutput) -> None:
+    """The tokens behind the request's marker are legal, one after the other."""
+    request = world.requests[number]
+    assert request.grammar is not None
+    assert isinstance(request.grammar_start, tuple)
+    tokens = _behind(request.grammar_start, output.token_ids)
+    if tokens is None:
+        return
+    matcher = reference.matcher(reference.compile(request.grammar))
+    if set(tokens[-1:]) & set(request.stop_token_ids) - set(world.vocabulary.stop_ids):
+        tokens = tokens[:-1]  # the request's own stop id ends it, whatever the grammar says of it
+    count = matcher.accept_prefix(tokens)
+    expect(
+        count == len(tokens),
+        f"request {number} has committed {world.show(output.token_ids)}; its grammar "
+        f"{request.grammar.source} takes {world.show(tokens[:count])} and not the next token",
+    )
 
 
 def _behind(marker: Sequence[int], tokens: Sequence[int]) -> list[int] | None:

@@ -285,7 +285,7 @@ BROKEN_MATCHERS = [
             "a stop token is taken anywhere",
             StopAnywhere,
             _STOP,
-            "accepted where its bit was not",
+            "taken where its bit is not set",
         ),
         (
             "a stop token is legal anywhere",

@@ -296,7 +296,7 @@ BROKEN_TARGETS = [
         ("ids that are unknown are not ignored", toy(KnowsWhoLeaves), REMOVE, "KeyError: 'never came'"),
         ("what is too long is taken", toy(NeverFull), LONG, "add of 65 tokens .* raised nothing"),
         ("a full cache takes one more", toy(NeverFull), FULL, "one more than the 2 requests .* raised nothing"),
-        ("a full cache is a crash", toy(RaisesKeyErrors), FULL, r"raised IndexError .*; expected ModelError"),
+        ("a full cache is a crash", toy(RaisesKeyErrors), FULL, r"raised IndexError: .*; expected ModelError"),
         (
             "a request that was refused holds its row",
             toy(KeepsTheRefused),
