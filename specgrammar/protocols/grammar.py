@@ -1,8 +1,8 @@
 """Grammar backends: what a grammar library has to offer to work under every speculative worker.
 
 A backend belongs to one vocabulary. It compiles a `GrammarSpec` once and hands out a `GrammarMatcher` for
-each sequence. Matchers see token ids only, and only ids in `[0, vocab_size)`: `GrammarSession` filters the
-others before (padding ids, padded logits columns).
+each sequence. Matchers see token ids only. `GrammarSession` lets no id outside `[0, vocab_size)` through
+(padding ids, padded logits columns); a matcher that is given one refuses it all the same.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ class BackendFacts:
     """What a backend is and is not, as plain facts that callers may rely on.
 
     Attributes:
-        max_rollback: how many tokens `rollback` can undo; None for no limit. It bounds the tree depth.
+        max_rollback: how many of the tokens accepted last `rollback` can undo; None for no limit. It is a
+            window: several rollbacks in a row share it, and only accepting further tokens makes room again. It
+            bounds the tree depth.
         thread_safe: different matchers of one backend may be used from different threads at once.
         grammar_syntaxes: which texts `kind="grammar"` may hold, of `"ebnf"` (`root ::= ...`) and `"lark"`.
         unenforced_keywords: JSON Schema keywords that it would drop; the core refuses or reports them.
@@ -183,21 +185,22 @@ class GrammarMatcher(Protocol):
         """Move over one token.
 
         A stop id is legal exactly where the grammar may end, is one step like any other for `rollback`, and
-        makes `finished` true. Returns False, with the state as it was, for a token that is illegal here and
-        for every token once `finished`.
+        makes `finished` true. Returns False, with the state as it was, for a token that is illegal here, for
+        an id outside `[0, vocab_size)` on either side, and for every token once `finished`. Nothing is raised
+        for an id, whatever it is.
         """
         ...
 
     def accept_prefix(self, tokens: Sequence[int]) -> int:
-        """Accept tokens until the first illegal one; returns how many were accepted (each one step)."""
+        """Accept tokens until the first that `accept` refuses; returns how many were accepted (each one step)."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens, a stop token among them like any other.
 
         The state is then equal to a fresh matcher's that accepted the remaining tokens. `rollback(0)` does
-        nothing. Raises MatcherError, with the state as it was, when `num_tokens` is negative or more than
-        was accepted.
+        nothing. Raises MatcherError, with the state as it was, when `num_tokens` is negative, more than was
+        accepted, or more than the window of `BackendFacts.max_rollback` still holds.
         """
         ...
 
@@ -260,5 +263,11 @@ class GrammarBackend(Protocol):
         ...
 
     def matcher(self, compiled: Any) -> GrammarMatcher:
-        """A matcher at the start of the grammar; `compiled` is what `compile` of this backend returned."""
+        """A matcher at the start of the grammar.
+
+        Args:
+            compiled: what `compile` of this backend returned.
+
+        Raises MatcherError for the grammar of another backend, and for what is no grammar at all.
+        """
         ...
