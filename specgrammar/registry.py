@@ -11,11 +11,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from specgrammar.checks import show
 from specgrammar.errors import ConfigError, PluginError, SpecGrammarError
+from specgrammar.plugin_imports import load_entry_point
 from specgrammar.protocols.adapter import ADAPTER_API_VERSION
 from specgrammar.protocols.grammar import BACKEND_API_VERSION, BackendFacts
 from specgrammar.protocols.spec import ALGORITHM_API_VERSION, SpecAlgorithm
@@ -82,37 +84,9 @@ class Plugin:
 
     def load(self) -> Callable[..., Any]:
         """Import the plugin and check it; raises PluginError with what is wrong and how to mend it."""
-        try:
-            factory = self.entry_point.load()
-        except ModuleNotFoundError as error:
-            missing = error.name or str(error)
-            raise PluginError(
-                f"{self.where} needs the module {missing!r}: {self._install_hint(missing)}"
-            ) from error
-        except Exception as error:
-            raise PluginError(
-                f"{self.where} cannot be imported: {type(error).__name__}: {error}; reinstall or upgrade it"
-            ) from error
+        factory = load_entry_point(self.entry_point, self.where)
         check_members(factory, self.group, self.where)
         return factory  # type: ignore[no-any-return]  # checked to be callable by check_members
-
-    def _install_hint(self, missing: str) -> str:
-        dist = self.entry_point.dist
-        extras = (dist.metadata.get_all("Provides-Extra") or []) if dist else []
-        name = dist.name if dist else "its distribution"
-        if missing.partition(".")[0] in self._own_packages():
-            return f"{name} itself is incomplete; pip install --force-reinstall {name}"
-        if self.name in extras:
-            return f"pip install '{name}[{self.name}]'"
-        return f"install what {name} depends on, e.g. pip install --upgrade {name}"
-
-    def _own_packages(self) -> set[str]:
-        """Import packages that come with the plugin, as far as its distribution's entry points and name say."""
-        dist = self.entry_point.dist
-        own = {self.entry_point.module, *(entry.module for entry in (dist.entry_points if dist else ()))}
-        if dist:
-            own.add(dist.name.replace("-", "_"))
-        return {module.partition(".")[0] for module in own}
 
 
 def plugins(group: Group) -> list[Plugin]:
@@ -134,8 +108,18 @@ def find(group: Group, name: str) -> Plugin:
     if named:
         claims = " and ".join(f"{plugin.target} from {plugin.distribution}" for plugin in named)
         raise PluginError(f"{group.kind} {name!r} is claimed twice, by {claims}; uninstall one of them")
-    known = ", ".join(sorted({plugin.name for plugin in plugins(group)})) or "none; is specgrammar installed?"
-    raise PluginError(f"no {group.kind} is called {name!r}; found: {known}")
+    known = sorted({plugin.name for plugin in plugins(group)})
+    raise PluginError(f"no {group.kind} is called {name!r}; {_instead(group, name, known)}")
+
+
+def _instead(group: Group, name: str, known: list[str]) -> str:
+    """What may have been meant by a name, what there is, and why a new one may not be there."""
+    others = [other.kind for other in GROUPS if other is not group and name in {p.name for p in plugins(other)}]
+    meant = [f"the {kind} of that name" for kind in others] or get_close_matches(name, known)
+    if meant:
+        return f"did you mean {' or '.join(meant)}? found: {', '.join(known)}"
+    found = ", ".join(known) or "none; is specgrammar installed?"
+    return f"found: {found} (entry points are read from what is installed: install yours again after a change)"
 
 
 def create(group: Group, name: str, *args: Any, **options: Any) -> Any:

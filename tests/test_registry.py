@@ -57,6 +57,8 @@ class NotABackend:
 
 NOT_CALLABLE = 3
 
+_MEND = "mend the entry point in the pyproject.toml of my-dist and install it again"
+
 FakePlugins = Callable[..., None]
 
 
@@ -92,8 +94,19 @@ def test_our_own_plugins_are_found_and_keep_to_their_protocols() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(PluginError, match=r"no backend is called 'xgramar'; found: llguidance, xgrammar"):
+    with pytest.raises(
+        PluginError, match=r"no backend is called 'xgramar'; did you mean xgrammar\? found: llg"
+    ):
         find(BACKENDS, "xgramar")
+    with pytest.raises(PluginError, match=r"'zzz'; found: llguidance, xgrammar \(.* install yours again"):
+        find(BACKENDS, "zzz")
+
+
+def test_a_name_of_another_kind_says_so() -> None:
+    with pytest.raises(
+        PluginError, match=r"no backend is called 'ngram'; did you mean the algorithm of that name\?"
+    ):
+        find(BACKENDS, "ngram")
 
 
 def test_two_plugins_of_one_name_are_both_named(fake_plugins: FakePlugins) -> None:
@@ -135,7 +148,9 @@ def test_unknown_and_impossible_options_are_refused(fake_plugins: FakePlugins) -
         ("NoMatcher", ["matcher", "expected a method", "found None"]),
         ("NotABackend", ["compile", "found nothing", "define compile"]),
         ("NOT_CALLABLE", ["a class or callable", "found 3"]),
-        ("Missing", ["cannot be imported", "AttributeError"]),
+        ("Missing", ["tests.test_registry has no 'Missing'", _MEND]),
+        ("GoodBackand", ["has no 'GoodBackand'; did you mean 'GoodBackend'? mend", _MEND]),
+        ("GoodBackend.compiler", ["has no 'GoodBackend.compiler'; did you mean 'compile'?", _MEND]),
     ],
 )
 def test_a_plugin_that_is_not_to_contract_is_refused_in_full(
@@ -159,32 +174,50 @@ def test_a_missing_dependency_says_how_to_install_it(
     (tmp_path / "needs_something.py").write_text("import a_module_that_is_nowhere")
     monkeypatch.syspath_prepend(str(tmp_path))
     fake_plugins(ADAPTERS, ("mine", "needs_something:Thing", distribution))
-    with pytest.raises(PluginError, match=f"'a_module_that_is_nowhere': .*{hint}"):
+    with pytest.raises(
+        PluginError, match=rf"'a_module_that_is_nowhere' \(in .*/needs_something.py:1\): .*{hint}"
+    ):
         find(ADAPTERS, "mine").load()
 
 
 @pytest.mark.parametrize(
-    ("source", "missing"),
+    ("target", "missing"),
     [
-        ("import broken_plugin.gone", "broken_plugin.gone"),
-        ("import has_extras.gone", "has_extras"),
-        (None, "broken_plugin"),
+        ("no_such_plugin:Thing", "no_such_plugin"),
+        ("no_such_plugin.backend:Thing", "no_such_plugin"),
+        ("there.backnd:Thing", "there.backnd"),
+        ("there.backnd.inner:Thing", "there.backnd"),
     ],
 )
-def test_a_missing_part_of_the_plugin_itself_says_to_reinstall_it(
-    fake_plugins: FakePlugins,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str | None,
-    missing: str,
+def test_an_entry_point_that_names_no_module_is_to_be_mended(
+    fake_plugins: FakePlugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, missing: str
 ) -> None:
-    if source is not None:
-        (tmp_path / "broken_plugin").mkdir()
-        (tmp_path / "broken_plugin" / "__init__.py").write_text(source)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fake_plugins(ADAPTERS, ("mine", target, "my-dist"))
+    mend = f"there is no module '{missing}'; {_MEND}, or, if it is not yours, pip install .*reinstall my-dist$"
+    with pytest.raises(PluginError, match=rf"{target}, from my-dist 1.0\) cannot be imported: {mend}"):
+        find(ADAPTERS, "mine").load()
+
+
+@pytest.mark.parametrize("target", ["my plugin:Thing", "my-plugin:Thing", "plugin:", ""])
+def test_an_entry_point_of_another_form_is_to_be_mended(fake_plugins: FakePlugins, target: str) -> None:
+    fake_plugins(ADAPTERS, ("mine", target, "my-dist"))
+    with pytest.raises(PluginError, match=f"the entry point is no 'module:Class'; {_MEND}"):
+        find(ADAPTERS, "mine").load()
+
+
+@pytest.mark.parametrize("source", ["import broken_plugin.gone", "import has_extras.gone"])
+def test_a_missing_part_of_the_plugin_itself_says_where_it_is_imported(
+    fake_plugins: FakePlugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    (tmp_path / "broken_plugin").mkdir()
+    (tmp_path / "broken_plugin" / "__init__.py").write_text(f"\n{source}")
     monkeypatch.syspath_prepend(str(tmp_path))
     fake_plugins(ADAPTERS, ("mine", "broken_plugin:Thing", "has-extras"))
-    hint = "has-extras itself is incomplete; pip install --force-reinstall has-extras$"
-    with pytest.raises(PluginError, match=f"needs the module {missing!r}: {hint}"):
+    hint = "has-extras itself lacks it; mend the import, or pip install --force-reinstall has-extras$"
+    with pytest.raises(PluginError, match=rf"needs the module '.*' \(in .*/__init__.py:2\): {hint}"):
         find(ADAPTERS, "mine").load()
 
 
@@ -194,7 +227,7 @@ def test_a_plugin_that_raises_at_import_is_one_clear_error(
     (tmp_path / "raises_at_import.py").write_text("raise RuntimeError('no such chip')")
     monkeypatch.syspath_prepend(str(tmp_path))
     fake_plugins(ALGORITHMS, ("mine", "raises_at_import:Thing", "my-dist"))
-    with pytest.raises(PluginError, match="RuntimeError: no such chip"):
+    with pytest.raises(PluginError, match=r"RuntimeError: no such chip \(in .*raises_at_import.py:1\); mend"):
         find(ALGORITHMS, "mine").load()
 
 
@@ -215,20 +248,28 @@ def test_our_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
     for name in [name for name in sys.modules if name.partition(".")[0] == "specgrammar_xgrammar"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "xgrammar", None)
-    with pytest.raises(PluginError, match=r"'xgrammar': pip install 'specgrammar\[xgrammar\]'"):
+    with pytest.raises(PluginError, match=r"'xgrammar' \(in .*\): pip install 'specgrammar\[xgrammar\]'"):
         find(BACKENDS, "xgrammar").load()
 
 
 @pytest.mark.parametrize(
-    "missing", ["specgrammar_xgrammar", "specgrammar_xgrammar.backend", "specgrammar.grammar.native"]
+    ("missing", "told"),
+    [
+        ("specgrammar_xgrammar", "there is no module 'specgrammar_xgrammar'; mend the entry point"),
+        (
+            "specgrammar_xgrammar.backend",
+            r"'specgrammar_xgrammar.backend' \(in .*\): specgrammar itself lacks it",
+        ),
+        ("specgrammar.grammar.native", r"'specgrammar.grammar.native' \(in .*\): specgrammar itself lacks it"),
+    ],
 )
-def test_our_own_missing_module_says_to_reinstall(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_our_own_missing_module_says_to_reinstall(
+    monkeypatch: pytest.MonkeyPatch, missing: str, told: str
+) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "specgrammar_xgrammar"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(
-        PluginError, match=f"'{missing}': specgrammar itself is incomplete; .*--force-reinstall"
-    ):
+    with pytest.raises(PluginError, match=f"{told}.* pip install --force-reinstall specgrammar$"):
         find(BACKENDS, "xgrammar").load()
 
 

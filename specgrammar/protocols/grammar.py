@@ -186,13 +186,12 @@ class GrammarMatcher(Protocol):
 
         A stop id is legal exactly where the grammar may end, is one step like any other for `rollback`, and
         makes `finished` true. Returns False, with the state as it was, for a token that is illegal here, for
-        an id outside `[0, vocab_size)` on either side, and for every token once `finished`. Nothing is raised
-        for an id, whatever it is.
+        an id outside `[0, vocab_size)` on either side, and for every token once `finished`.
         """
         ...
 
     def accept_prefix(self, tokens: Sequence[int]) -> int:
-        """Accept tokens until the first that `accept` refuses; returns how many were accepted (each one step)."""
+        """Accept tokens up to the first that `accept` refuses; returns how many it took, each one step."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
