@@ -30,27 +30,58 @@ _ROOT = Path(__file__).resolve().parent.parent
 _CHILD = Path(__file__).with_name("vllm_cpu_child.py")
 
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-_OURS = {"method": "custom_class", "model": "specgrammar_vllm.Proposer", "num_speculative_tokens": 4}
+_OURS = {"method": "custom_class", "model": "specgrammar_vllm.Proposer"}
+_CORPUS = {"algorithm": "ngram", "algorithm_options": {"num_draft_tokens": 4, "depth": 4, "breadth": 1}}
 
 ENGINES: dict[str, dict[str, Any]] = {
     "vLLM, ngram": {"speculative_config": _NGRAM},
-    "specgrammar, vLLM's rows, vLLM's ngram": {"speculative_config": _NGRAM, "options": {}},
-    "specgrammar, our rows, vLLM's ngram": {
+    "vLLM, ngram of 8": {"speculative_config": {**_NGRAM, "num_speculative_tokens": 8}},
+    "specgrammar, vLLM's rows and ngram": {
         "speculative_config": _NGRAM,
+        "options": {"forced_drafts": False},
+    },
+    "the same with our rows": {
+        "speculative_config": _NGRAM,
+        "options": {"forced_drafts": False, "grammars": "specgrammar"},
+    },
+    "our rows, ngram with corpus": {
+        "speculative_config": {**_OURS, "num_speculative_tokens": 4},
+        "options": {"forced_drafts": False, "grammars": "specgrammar", **_CORPUS},
+    },
+    "our rows, vLLM's ngram, forced drafts up to 8": {
+        "speculative_config": {**_NGRAM, "num_speculative_tokens": 8},
         "options": {"grammars": "specgrammar"},
     },
-    "specgrammar, our rows, ngram with corpus": {
-        "speculative_config": _OURS,
-        "options": {"grammars": "specgrammar"},
+    "our rows, ngram with corpus, forced drafts up to 8": {
+        "speculative_config": {**_OURS, "num_speculative_tokens": 8},
+        "options": {"grammars": "specgrammar", **_CORPUS},
+    },
+    "our rows, forced drafts up to 8 alone": {
+        "speculative_config": {**_OURS, "num_speculative_tokens": 8},
+        "options": {"grammars": "specgrammar", "algorithm": "none"},
     },
 }
 """By name: how vLLM is made, and the table `specgrammar` of `additional_config`; without one it is stock."""
 
 
+_COLUMNS = {
+    "tokens_per_s": 1,
+    "speedup": 2,
+    "tokens_per_step": 1,
+    "walks_us": 0,
+    "walks_less": 1,
+    "validate_us": 0,
+    "bitmask_us": 0,
+    "accept_us": 0,
+    "aside_us": 0,
+}
+"""What the table shows, with so many digits."""
+
+
 class Engine:
     """A vLLM engine in a process of its own, which answers with what a round took."""
 
-    def __init__(self, python: Path, name: str, num_calls: int, num_threads: int) -> None:
+    def __init__(self, python: Path, name: str, num_calls: int, num_threads: int, *, compact: bool) -> None:
         """Start it and wait until it is ready.
 
         Raises:
@@ -74,7 +105,8 @@ class Engine:
             cwd=_ROOT,
         )
         entries = [{"prompt": entry.prompt, "schema": entry.schema} for entry in load_bfcl(limit=num_calls)]
-        self.ask({"model": str(fetch_default_model()), "entries": entries, **ENGINES[name]})
+        job = {"model": str(fetch_default_model()), "entries": entries, "compact": compact, **ENGINES[name]}
+        self.ask(job)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and wait for the answer."""
@@ -96,15 +128,19 @@ class Engine:
         self._process.wait()
 
 
-def measure(python: Path, num_rounds: int, num_threads: int) -> dict[str, Any]:
-    """Rounds of all engines in turn; a first one, which compiles and fills caches, does not count.
+def measure(
+    python: Path, names: Sequence[str], num_rounds: int, num_threads: int, *, compact: bool
+) -> dict[str, Any]:
+    """Rounds of some engines in turn; a first one, which compiles and fills caches, does not count.
 
     Returns:
         For each engine the medians over rounds: `tokens_per_s`, and in microseconds a step `walks_us` (the
-        scheduler's thread), its parts, and `aside_us` (the fill thread); `same_text` with stock vLLM.
+        scheduler's thread), its parts, and `aside_us` (the fill thread); `speedup` and `walks_less`, how many
+        times more tokens a second and less time in walks than the first engine in the same round; `same_text`
+        as the first.
     """
     num_calls = _CALLS_OF_A_ROUND * (num_rounds + 1)
-    engines = [Engine(python, name, num_calls, num_threads) for name in ENGINES]
+    engines = [Engine(python, name, num_calls, num_threads, compact=compact) for name in names]
     try:
         slices = [[begin, begin + _CALLS_OF_A_ROUND] for begin in range(0, num_calls, _CALLS_OF_A_ROUND)]
         rounds = [[engine.ask({"slice": part}) for engine in engines] for part in slices]
@@ -117,6 +153,9 @@ def measure(python: Path, num_rounds: int, num_threads: int) -> dict[str, Any]:
         found[engine.name] = {
             key: median(answer[key] for answer in mine[1:]) for key in mine[0] if key != "texts"
         }
+        for key, ratio in (("tokens_per_s", "speedup"), ("walks_us", "walks_less")):
+            ratios = [answers[column][key] / answers[0][key] for answers in rounds[1:]]
+            found[engine.name][ratio] = median(ratios if ratio == "speedup" else [1 / it for it in ratios])
         found[engine.name]["same_text"] = all(
             answer["texts"] == stock["texts"] for answer, (stock, *_) in zip(mine, rounds, strict=True)
         )
@@ -126,22 +165,31 @@ def measure(python: Path, num_rounds: int, num_threads: int) -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """Markdown."""
     lines = [
-        "| engine | tokens/s | tokens a step | walks, us a step | validate | bitmask | accept | aside | text |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| engine | tokens/s | against the first | tokens a step | walks, us a step | times less | validate "
+        "| bitmask | accept | aside | text |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in found.items():
-        numbers = [f"{row[key]:.1f}" for key in ("tokens_per_s", "tokens_per_step")]
-        numbers += [
-            f"{row[key]:.0f}" for key in ("walks_us", "validate_us", "bitmask_us", "accept_us", "aside_us")
+        cells = [
+            name,
+            *(f"{row[key]:.{digits}f}" for key, digits in _COLUMNS.items()),
+            "same" if row["same_text"] else "other",
         ]
-        text = "same" if row["same_text"] else "other"
-        lines.append(f"| {' | '.join([name, *numbers, text])} |")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_cpu", description="vLLM on the CPU.")
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count (default: 3)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=ENGINES,
+        metavar="ENGINE",
+        help=f"the first is what the others are compared with, each takes 2.5 GB: {'; '.join(ENGINES)}",
+    )
+    parser.add_argument("--compact", action="store_true", help="JSON without whitespace in all engines")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of an engine")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(argv)
@@ -149,7 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if python is None:
         print("vllm_cpu: no environment with vLLM; run `make bench-peers`", file=sys.stderr)
         return 1
-    found = measure(python, options.rounds, options.threads)
+    found = measure(
+        python, options.only or list(ENGINES), options.rounds, options.threads, compact=options.compact
+    )
     print(table(found))
     if options.out is not None:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

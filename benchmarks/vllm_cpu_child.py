@@ -1,7 +1,7 @@
 """One engine of `vllm_cpu`: a program in vLLM's own environment, a JSON message a line on either side.
 
-{"model", "entries": [{"prompt", "schema"}], "speculative_config", "options"}   {"ready": true}
-{"round": number}                                                               what the round took
+{"model", "entries": [{"prompt", "schema"}], "compact", "speculative_config", "options"}   {"ready": true}
+{"slice": [begin, end]}                                                                    what it took
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def main() -> None:
         enforce_eager=True,
         enable_prefix_caching=False,
         speculative_config=job["speculative_config"],
+        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": job["compact"]},
         **ours,
     )
     tokenizer = engine.get_tokenizer()

@@ -40,7 +40,6 @@ class SessionGrammar:
         self._num_tokens = 0
         self._owed: list[int] = []  # committed, and not moved over yet
         self._legal: list[int] = []  # drafts that were found legal behind what is committed
-        self._restricts = False  # whether the rows of this step are right up to the last
 
     def is_terminated(self) -> bool:
         """Whether nothing more is restricted: a stop token was committed, or the request has failed."""
@@ -63,7 +62,7 @@ class SessionGrammar:
                 session.fail(as_request_error(error))
         return self._legal
 
-    def fill(self, drafts: list[int], bitmask: NDArray[np.int32], rows: slice) -> None:
+    def fill(self, drafts: list[int], bitmask: NDArray[np.int32], rows: slice) -> bool:
         """Write a request's rows in vLLM's layout; never raises.
 
         One row is for the state before each draft, one for that behind the last; what is left of the rows
@@ -75,51 +74,70 @@ class SessionGrammar:
             drafts: without padding.
             bitmask: C-contiguous, writeable int32 `[rows, num_words]`.
             rows: at least `len(drafts) + 1`.
+
+        Returns:
+            Whether every token that is drawn from these rows is legal.
         """
         session, run = self.session, self.run
-        self._restricts = False
         if session.finish is None and (self._owed or self._legal[: len(drafts)] != drafts):  # not as validated
             self.validate_tokens(drafts)
             self.run = run
         if session.finish is not None:
             bitmask[rows] = -1
-            return
+            return False
         assert session.cursor is not None
         all_legal = self._legal[: len(drafts)] == drafts
         legal = drafts if all_legal else self._legal
         ends_it = bool(legal) and legal[-1] in session.stops.stop_ids
         try:
-            self._restricts = fill_chain(session.cursor, legal, ends_it, bitmask, rows.start)
+            restricts = fill_chain(session.cursor, legal, ends_it, bitmask, rows.start)
         except Exception as error:
             session.fail(as_request_error(error))
             bitmask[rows] = -1
-            return
+            return False
         last = rows.start + len(legal)
         bitmask[last + 1 : rows.stop] = -1 if all_legal else bitmask[last]
+        return restricts
 
-    def accept_tokens(self, request_id: str, tokens: list[int], rows: NDArray[np.int32] | None = None) -> bool:
+    def accept_allowed(self, tokens: list[int], bitmask: NDArray[np.int32], rows: slice) -> bool:
+        """Commit what was drawn from rows that restrict it; False, and nothing, where a row forbids its token.
+
+        Args:
+            tokens: of one step, at least 1.
+            bitmask: where `fill` wrote.
+            rows: what it wrote.
+        """
+        num_words, allowed = bitmask.shape[1], bitmask.item
+        if len(tokens) > rows.stop - rows.start or min(tokens) < 0 or max(tokens) >> 5 >= num_words:
+            return False
+        stop_ids = self.session.stops.stop_ids
+        row = rows.start
+        for token in tokens:
+            if not allowed(row, token >> 5) >> (token & 31) & 1:
+                return False
+            if token in stop_ids:
+                self.session.finish = "stop"
+                break
+            row += 1
+        self._owed += tokens
+        self._legal = []
+        return True
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         """Commit what the target chose; False, with the reason in the log, where the request has failed.
 
         What comes behind the end of the grammar is not restricted and is ignored (`ignore_eos`).
-
-        Args:
-            request_id: for the log.
-            tokens: of one step.
-            rows: what `fill` wrote for them, int32 `[>= len(tokens), num_words]`; None where that is gone.
         """
         session, stop_ids = self.session, self.session.stops.stop_ids
         self._legal = []
-        restricts, self._restricts = self._restricts, False
         if session.finish is None and session.cursor is not None:
-            if not stop_ids.isdisjoint(tokens):
-                tokens = tokens[: 1 + next(i for i, token in enumerate(tokens) if token in stop_ids)]
-            self._owed += tokens
-            if rows is None or not (restricts and _allow(rows, tokens)):
-                try:
-                    self._walk(session.cursor, [], None)
-                except Exception as error:
-                    session.fail(as_request_error(error))
-            if tokens and tokens[-1] in stop_ids and session.finish is None:
+            ends = next((i for i, token in enumerate(tokens) if token in stop_ids), None)
+            self._owed += tokens if ends is None else tokens[: ends + 1]
+            try:
+                self._walk(session.cursor, [], None)
+            except Exception as error:
+                session.fail(as_request_error(error))
+            if ends is not None and session.finish is None:
                 session.finish = "stop"
         if session.error is None:
             return True
@@ -152,15 +170,6 @@ class SessionGrammar:
     def reset(self) -> NoReturn:
         """Refused, see the class."""
         raise _not_taken_over("reset()")
-
-
-def _allow(rows: NDArray[np.int32], tokens: list[int]) -> bool:
-    """Whether each token is legal in its row."""
-    num_rows, num_words = rows.shape
-    return len(tokens) <= num_rows and all(
-        0 <= token >> 5 < num_words and rows.item(row, token >> 5) >> (token & 31) & 1
-        for row, token in enumerate(tokens)
-    )
 
 
 def _not_taken_over(call: str) -> SpecGrammarError:

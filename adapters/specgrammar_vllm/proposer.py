@@ -62,10 +62,10 @@ class ChainProducer:
                 "use one that chooses them, or specgrammar's own engine"
             )
         self._producer = algorithm.make_producer(context)
-        if self._producer.needs != "history":
+        if self._producer.needs == "grammar":
             raise ConfigError(
-                f"the algorithm {name!r} needs {self._producer.needs!r}; vLLM's custom proposers are shown the "
-                "committed tokens and nothing else ('history')"
+                f"the algorithm {name!r} needs the grammar, which vLLM shows to no proposer; what a "
+                "grammar forces the scheduler adds itself (forced_drafts), to 'none' as to any other algorithm"
             )
         self._num_tokens, self._max_length = num_tokens, max_length
         self._histories = Histories()

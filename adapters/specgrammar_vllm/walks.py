@@ -20,8 +20,8 @@ from specgrammar_vllm.ahead import FillThreads
 from specgrammar_vllm.forced import ForcedDrafts, RunningRequest
 from specgrammar_vllm.grammar import SessionGrammar
 
-_WORTH_HANDING_OVER = 6
-"""Rows of a step that are worth waking a thread for: that costs as much as filling two or three."""
+_WORTH_HANDING_OVER = 2
+"""Rows of a step that are worth waking a thread for: that costs as much as filling one."""
 
 
 class Request(RunningRequest, Protocol):
@@ -107,14 +107,15 @@ class Walks:
         self._manager = manager
         self._bitmask = bitmask
         self._threads = threads
-        self._reasons = manager.reasoner_cls is not None and not manager.enable_in_reasoning
         self._forced = forced
+        self._reasons = manager.reasoner_cls is not None and not manager.enable_in_reasoning
         self._filling: Filling | None = None
-        self._rows: dict[str, slice] = {}  # of the last step, where they restrict all tokens of a request
+        # The requests of the last step whose rows restrict every token that can be drawn from them.
+        self._restricted: dict[str, tuple[SessionGrammar, slice]] = {}
 
     def validate_tokens(self, request: Request, spec_tokens: list[int]) -> list[int]:
         """The longest prefix of drafts that is legal or not restricted yet, and behind it forced drafts."""
-        if not request.use_structured_output:
+        if not (spec_tokens or self._forced) or not request.use_structured_output:
             return spec_tokens
         self._drop()
         drafts = _without_padding(spec_tokens)
@@ -135,13 +136,14 @@ class Walks:
         No request of the step may be moved before `grammar_bitmask` is called.
         """
         self._drop()
-        self._rows.clear()
+        self._restricted.clear()
         request_ids = list(structured_output_request_ids)
-        drafts = [list(scheduled_spec_decode_tokens.get(name, ())) for name in request_ids]
+        drafts = [scheduled_spec_decode_tokens.get(name, []).copy() for name in request_ids]
         jobs: list[Callable[[], None]] = []
         row = 0
         for name, tokens in zip(request_ids, drafts, strict=True):
-            jobs.append(self._job(requests[name], tokens, row))
+            fill = self._fill_behind_reasoning(requests[name], tokens) if self._reasons else self._fill
+            jobs.append(partial(fill, requests[name], tokens, row))
             row += len(tokens) + 1
         finish = self._threads.start(jobs, aside=row >= _WORTH_HANDING_OVER)
         self._filling = Filling(request_ids, drafts, row, finish)
@@ -172,9 +174,15 @@ class Walks:
 
         Then `new_token_ids` is emptied: what was drawn from a row that restricted nothing reaches nobody.
         """
+        self._drop()
+        restricted = self._restricted.pop(request.request_id, None) if new_token_ids else None
+        if restricted is not None:
+            grammar, rows = restricted
+            if grammar.accept_allowed(new_token_ids, self._bitmask, rows):
+                self._learn(grammar, new_token_ids)
+                return True
         if not request.use_structured_output or not new_token_ids:
             return True
-        self._drop()
         start = 0
         if self._reasons:
             bounds = self._manager._get_constraint_bounds(request, new_token_ids, spec_tokens_committed=True)
@@ -182,11 +190,9 @@ class Walks:
             if start > len(new_token_ids):
                 return True
             request.structured_output_request.reasoning_ended = True
-        grammar, tokens = _grammar(request), new_token_ids[start:]
-        if grammar.run is not None and self._forced is not None:
-            self._forced.spelling.learn(grammar.run, tokens)
-        rows = self._rows.pop(request.request_id, None)
-        if grammar.accept_tokens(request.request_id, tokens, None if rows is None else self._bitmask[rows]):
+        grammar = _grammar(request)
+        self._learn(grammar, new_token_ids[start:])
+        if grammar.accept_tokens(request.request_id, new_token_ids[start:]):
             return True
         new_token_ids.clear()
         return False
@@ -196,35 +202,38 @@ class Walks:
         self._drop()
         self._threads.close()
 
+    def _learn(self, grammar: SessionGrammar, tokens: list[int]) -> None:
+        if self._forced is not None and grammar.run is not None:
+            self._forced.spelling.learn(grammar.run, tokens)
+
     def _drop(self) -> None:
         """Finish what is under way; a grammar is moved by one thread at a time."""
         if self._filling is not None:
             self._filling.finish()
             self._filling = None
 
-    def _job(self, request: Request, tokens: list[int], row: int) -> Callable[[], None]:
-        """What fills a request's rows. Reasoning is looked at here: vLLM's parsers are for one thread."""
-        drafts = _without_padding(tokens)
-        grammar_start = constraint_start = 0
-        if self._reasons:
-            bounds = self._manager._get_constraint_bounds(request, drafts)
-            grammar_start, constraint_start = bounds.grammar_start, bounds.constraint_start
-        if grammar_start == constraint_start == 0:
-            self._rows[request.request_id] = slice(row, row + len(tokens) + 1)
-        return partial(self._fill, _grammar(request), drafts, len(tokens), row, grammar_start, constraint_start)
+    def _fill(self, request: Request, tokens: list[int], row: int) -> None:
+        """Fill a request's rows; none of its tokens is reasoning."""
+        grammar = _grammar(request)
+        rows = slice(row, row + len(tokens) + 1)
+        if grammar.fill(_without_padding(tokens), self._bitmask, rows):
+            self._restricted[request.request_id] = grammar, rows
 
-    def _fill(
-        self,
-        grammar: SessionGrammar,
-        drafts: list[int],
-        num_tokens: int,
-        row: int,
-        grammar_start: int,
-        constraint_start: int,
+    def _fill_behind_reasoning(self, request: Request, tokens: list[int]) -> Callable[..., None]:
+        """What fills a request's rows. Reasoning is looked at here: vLLM's parsers are for one thread."""
+        bounds = self._manager._get_constraint_bounds(request, _without_padding(tokens))
+        if not bounds.grammar_start and not bounds.constraint_start:
+            return self._fill
+        return partial(self._fill_from, bounds.grammar_start, bounds.constraint_start)
+
+    def _fill_from(
+        self, grammar_start: int, constraint_start: int, request: Request, tokens: list[int], row: int
     ) -> None:
-        end = row + num_tokens + 1
+        drafts = _without_padding(tokens)
+        end = row + len(tokens) + 1
         if grammar_start <= len(drafts):
-            grammar.fill(drafts[grammar_start:], self._bitmask, slice(row + grammar_start, end))
+            rows = slice(row + grammar_start, end)
+            _grammar(request).fill(drafts[grammar_start:], self._bitmask, rows)
             end = row + constraint_start
         self._bitmask[row:end] = -1  # what is still reasoning
 

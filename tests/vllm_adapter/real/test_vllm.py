@@ -82,6 +82,7 @@ def test_ngram_drafts_give_the_text_and_the_rows_of_vllms_own_scheduler(run: Run
     recorded = ours["recording"]
     assert recorded["steps"] >= 300
     assert recorded["drafts cut"] > 0
+    assert recorded["forced drafts"] > 0
     assert recorded["ended rows"] > 0
     for difference in ("rows otherwise", "validated otherwise", "accepted otherwise"):
         assert recorded[difference] == 0, difference

@@ -116,6 +116,11 @@ def test_the_most_probable_chain(parents: list[int], score: list[float] | None, 
     assert list(chains_of(tree_of(parents, list(range(len(parents))), score))) == [chain]
 
 
+def test_no_drafts_leave_all_of_them_to_the_grammar() -> None:
+    producer = new_producer(algorithm="none")
+    assert propose(producer, [([1, 2, 3], 1), ([4], 1)]) == [[], []]
+
+
 def test_sampled_proposals_are_no_chain() -> None:
     host = HostTree.roots([1])
     sampled = SampledProposals(np.array([-1]), None)  # type: ignore[arg-type]  # not looked at
@@ -134,7 +139,7 @@ def test_what_cannot_work_in_vllm_is_refused() -> None:
         new_producer(algorithm="ngram", algorithm_options={"deep": 1})
     with pytest.raises(ConfigError, match="this engine loads none"):
         new_producer(algorithm="chain", algorithm_options={"drafter": "m"})
-    with pytest.raises(ConfigError, match="needs 'grammar'; vLLM's custom proposers"):
+    with pytest.raises(ConfigError, match=r"needs the grammar.* the scheduler adds itself"):
         new_producer(algorithm="forced")
     assert not ChainProducer.supports_trees
     assert not ChainProducer.supports_resample
