@@ -1,4 +1,4 @@
-"""`specgrammar plugins`: what is installed, from where, what it can do, and why something cannot be used."""
+"""`specgrammar plugins`: what is installed, what checks it, what it can do, and why something cannot be used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from specgrammar.cli.table import table
 from specgrammar.errors import SpecGrammarError
+from specgrammar.protocols.grammar import ALL_KINDS
 from specgrammar.protocols.spec import supports_grammar_overlap
 from specgrammar.registry import ALGORITHMS, BACKENDS, GROUPS, Plugin, option_names, plugins
 
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         for row in rows:
             print(json.dumps(row))
     else:
-        columns = ("kind", "name", "distribution", "state", "abilities")
+        columns = ("kind", "name", "distribution", "check", "state", "abilities")
         print(table(columns, [[row[column] for column in columns] for row in rows]))
     return 0
 
@@ -39,11 +40,14 @@ def describe(plugin: Plugin) -> dict[str, str]:
         state, abilities = "available", _abilities(plugin, plugin.load())
     except SpecGrammarError as error:
         state, abilities = f"unavailable: {error}", ""
+    except Exception as error:  # whatever a plugin raises that is asked for its abilities
+        state, abilities = f"not without options: {type(error).__name__}: {error}", ""
     return {
         "kind": plugin.group.kind,
         "name": plugin.name,
         "target": plugin.target,
         "distribution": plugin.distribution,
+        "check": f"specgrammar check {plugin.group.kind} {plugin.name}",
         "state": state,
         "abilities": abilities,
     }
@@ -54,7 +58,9 @@ def _abilities(plugin: Plugin, factory: Any) -> str:
     if plugin.group is BACKENDS:
         facts = factory.facts
         parts.append("rollback " + ("unlimited" if facts.max_rollback is None else str(facts.max_rollback)))
-        parts.append("grammars: " + ", ".join(sorted(facts.grammar_syntaxes)))
+        parts.append("kinds: " + ("all" if facts.kinds == ALL_KINDS else ", ".join(sorted(facts.kinds))))
+        if facts.grammar_syntaxes:
+            parts.append("grammars: " + ", ".join(sorted(facts.grammar_syntaxes)))
         parts.append("thread-safe" if facts.thread_safe else "one thread")
     elif plugin.group is ALGORITHMS:
         algorithm = factory()
