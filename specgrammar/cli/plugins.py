@@ -1,4 +1,4 @@
-"""`specgrammar plugins`: what is installed, what checks it, what it can do, and why something cannot be used."""
+"""`specgrammar plugins`: what is installed, what checks it, what it can do, and why one cannot be used."""
 
 from __future__ import annotations
 

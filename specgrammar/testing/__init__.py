@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specgrammar.testing.checks.worker import WORKER_CHECKS
     from specgrammar.testing.delayed_device import DelayedDevice
     from specgrammar.testing.reference import ReferenceBackend
+    from specgrammar.testing.schedules import Schedule, listed_schedules
     from specgrammar.testing.strategies import grammar_specs, token_paths, trees
     from specgrammar.testing.world import TOY_WORLD, World, adapter_world
 
@@ -48,12 +49,14 @@ _HOMES = {
     "PRODUCER_CHECKS": "checks.producer",
     "ReferenceBackend": "reference",
     "STAGING_CHECKS": "checks.staging",
+    "Schedule": "schedules",
     "TARGET_CHECKS": "checks.target",
     "TOY_WORLD": "world",
     "WORKER_CHECKS": "checks.worker",
     "World": "world",
     "adapter_world": "world",
     "grammar_specs": "strategies",
+    "listed_schedules": "schedules",
     "matcher_machine": "checks.machine",
     "token_paths": "strategies",
     "run_checks": "checks.report",
@@ -74,12 +77,14 @@ __all__ = [
     "PRODUCER_CHECKS",
     "ReferenceBackend",
     "STAGING_CHECKS",
+    "Schedule",
     "TARGET_CHECKS",
     "TOY_WORLD",
     "WORKER_CHECKS",
     "World",
     "adapter_world",
     "grammar_specs",
+    "listed_schedules",
     "matcher_machine",
     "token_paths",
     "run_checks",

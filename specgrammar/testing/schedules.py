@@ -14,6 +14,7 @@ from itertools import count
 from random import Random
 
 import numpy as np
+from hypothesis import strategies as st
 
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request, RequestOutput
@@ -47,22 +48,37 @@ class Listed:
     """Numbers of a list, as far as they go, and zeros behind its end: the plainest choice of each.
 
     Attributes:
+        numbers: the list.
         chosen: all that were drawn: the schedule.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
         """Numbers that are not negative, each taken modulo how many there are to choose from."""
         self.chosen: list[int] = []
-        self._numbers = numbers
+        self.numbers = numbers
 
     def __repr__(self) -> str:
-        return f"Listed({list(self._numbers)})"
+        return f"Listed({list(self.numbers)})"
 
     def __call__(self, n: int) -> int:
         """A number in [0, n)."""
         place = len(self.chosen)
-        self.chosen.append(self._numbers[place] % n if place < len(self._numbers) else 0)
+        self.chosen.append(self.numbers[place] % n if place < len(self.numbers) else 0)
         return self.chosen[-1]
+
+
+@st.composite
+def listed_schedules(draw: st.DrawFn, max_size: int = 400) -> Listed:
+    """Schedules for property tests: they shrink to few choices, behind which all is plain.
+
+    Args:
+        draw: given by hypothesis.
+        max_size: how many of the choices may be other than 0.
+    """
+    least = draw(
+        st.sampled_from([size for size in (0, 8, 40, 200) if size <= max_size])
+    )  # lists are short, else
+    return Listed(draw(st.lists(st.integers(0, 2**16 - 1), min_size=least, max_size=max_size)))
 
 
 def delays(choose: Choose) -> DelayedDevice:
