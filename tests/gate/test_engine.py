@@ -28,6 +28,7 @@ from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.chain import ChainAlgorithm
+from specgrammar.spec.forced import ForcedAlgorithm
 from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.spec.none import NoSpeculation
 from specgrammar.spec.sampler import sample_tokens
@@ -47,6 +48,7 @@ ALGORITHMS: dict[str, Callable[[], SpecAlgorithm]] = {
     "ngram": lambda: NgramAlgorithm(min_match=1),
     "chain": lambda: ChainAlgorithm(min_match=1),
     "chain, draft model": lambda: ChainAlgorithm(drafter="toy", num_draft_tokens=4),
+    "forced": ForcedAlgorithm,
     "eagle": lambda: toy_eagle(topk=3, num_steps=3, num_draft_tokens=9),
     "eagle, chain": lambda: toy_eagle(topk=1, num_steps=4, num_draft_tokens=5),
 }
