@@ -107,13 +107,15 @@ class SessionGrammar:
             bitmask: where `fill` wrote.
             rows: what it wrote.
         """
-        num_words, allowed = bitmask.shape[1], bitmask.item
-        if len(tokens) > rows.stop - rows.start or min(tokens) < 0 or max(tokens) >> 5 >= num_words:
+        if len(tokens) > rows.stop - rows.start:
             return False
-        stop_ids = self.session.stops.stop_ids
-        row = rows.start
+        stop_ids, word_of, row = self.session.stops.stop_ids, bitmask.item, rows.start
         for token in tokens:
-            if not allowed(row, token >> 5) >> (token & 31) & 1:
+            try:
+                is_allowed = token >= 0 and word_of(row, token >> 5) >> (token & 31) & 1
+            except IndexError:  # an id behind the bitmask
+                return False
+            if not is_allowed:
                 return False
             if token in stop_ids:
                 self.session.finish = "stop"

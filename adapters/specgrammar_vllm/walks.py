@@ -20,6 +20,7 @@ from specgrammar_vllm.ahead import FillThreads
 from specgrammar_vllm.forced import ForcedDrafts, RunningRequest
 from specgrammar_vllm.grammar import SessionGrammar
 
+_NO_DRAFTS: list[int] = []
 _WORTH_HANDING_OVER = 2
 """Rows of a step that are worth waking a thread for: that costs as much as filling one."""
 
@@ -133,12 +134,12 @@ class Walks:
     ) -> None:
         """Begin with the rows that `grammar_bitmask` will be asked for, aside where that is worth it.
 
-        No request of the step may be moved before `grammar_bitmask` is called.
+        Until `grammar_bitmask` is called no request of the step may be moved, and no list of drafts written to.
         """
         self._drop()
         self._restricted.clear()
         request_ids = list(structured_output_request_ids)
-        drafts = [scheduled_spec_decode_tokens.get(name, []).copy() for name in request_ids]
+        drafts = [scheduled_spec_decode_tokens.get(name, _NO_DRAFTS) for name in request_ids]
         jobs: list[Callable[[], None]] = []
         row = 0
         for name, tokens in zip(request_ids, drafts, strict=True):
@@ -161,7 +162,7 @@ class Walks:
         if not structured_output_request_ids:
             return None
         filling = self._filling
-        drafts = [scheduled_spec_decode_tokens.get(name, []) for name in structured_output_request_ids]
+        drafts = [scheduled_spec_decode_tokens.get(name, _NO_DRAFTS) for name in structured_output_request_ids]
         if filling is None or filling[:2] != (structured_output_request_ids, drafts):  # a request was aborted
             self.begin(requests, structured_output_request_ids, scheduled_spec_decode_tokens)
             filling = self._filling

@@ -236,6 +236,25 @@ def test_a_grammar_that_cannot_go_on_fails_the_request_in_the_next_step() -> Non
     assert drawn == []
 
 
+@pytest.mark.parametrize("token", [-1, -VOCABULARY.num_words * 32, VOCABULARY.num_words * 32, 1 << 20])
+def test_ids_that_no_row_has_fail_the_request(token: int) -> None:
+    walks, _ = new_walks()
+    request = new_request("r", "(ab)+c")
+    walks.grammar_bitmask({"r": request}, ["r"], {"r": [A]})
+    drawn = [A, token]
+    assert not walks.accept_tokens(request, drawn)
+    assert drawn == []
+
+
+def test_more_tokens_than_rows_are_looked_at_by_the_grammar() -> None:
+    walks, _ = new_walks()
+    batch = {"p": new_request("p", "(ab)+c"), "q": new_request("q", "[abc]*")}
+    walks.grammar_bitmask(batch, ["p", "q"], {})
+    drawn = [A, C]  # q's row would allow the second
+    assert not walks.accept_tokens(batch["p"], drawn)
+    assert drawn == []
+
+
 def test_a_token_that_its_row_forbids_fails_the_request(caplog: pytest.LogCaptureFixture) -> None:
     walks, _ = new_walks()
     request = new_request("r", "(ab)+c")
