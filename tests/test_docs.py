@@ -17,7 +17,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +27,9 @@ from specgrammar import registry
 from specgrammar.cli.main import main
 from specgrammar.config import Config
 from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
+from specgrammar.protocols.spec import ProducerContext
+from specgrammar.registry import find
+from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
 from specgrammar.runtime.request import Request
 from specgrammar.spec.none import NoSpeculation
@@ -35,6 +38,9 @@ from specgrammar.testing.toys import VOCABULARY
 from specgrammar_toys import Recall
 from specgrammar_transformers import adapter
 from specgrammar_transformers.loading import load_model
+from specgrammar_vllm.forced import forces_drafts
+from specgrammar_vllm.options import Options
+from specgrammar_vllm.proposer import ChainProducer
 from tests.snippets import PAGES, ROOT, Snippet, snippets
 from tests.toys import backend
 
@@ -43,6 +49,9 @@ ALL = [snippet for page in PAGES for snippet in snippets(page)]
 NOT_RUN = {
     ("README.md", "`make test` runs this test"),
     ("docs/index.md", "it would install over the package that is being tested"),
+    ("docs/adapters/vllm.md", "`make test-vllm` installs and starts vLLM"),
+    ("docs/adapters/sglang.md", "`make test-sglang` installs sglang"),
+    ("docs/adapters/sglang.md", "a server needs a GPU"),
     ("docs/tutorials/trees.md", "it would install over the package that is being tested"),
     (
         "examples/plugin/README.md",
@@ -58,7 +67,7 @@ def test_what_is_not_run_is_known() -> None:
 
 def test_every_block_is_of_a_language_that_is_run() -> None:
     for snippet in ALL:
-        assert snippet.language in {"python", "toml", "sh", "text", ""}, snippet.where
+        assert snippet.language in {"python", "toml", "sh", "text"}, snippet.where
         assert not snippet.tested_by or snippet.tested_by in globals(), snippet.where
 
 
@@ -235,6 +244,24 @@ def test_the_session_of_the_readme() -> None:
     assert names["bitmask"][3].tolist() == [-1]
     assert names["session"].output == [0, 1]
     assert names["session"].finish is None
+
+
+def test_the_engines_of_the_vllm_page() -> None:
+    made: list[dict[str, Any]] = []
+    for snippet in ALL:
+        if snippet.tested_by == "test_the_engines_of_the_vllm_page":
+            exec(compile(snippet.code, snippet.where, "exec"), {"LLM": lambda *_, **given: made.append(given)})
+    assert len(made) == 3
+    for given in made:
+        options = Options.of(given["additional_config"])
+        assert find(registry.BACKENDS, options.backend).load()
+        module, name = given["scheduler_cls"].rsplit(".", 1)
+        assert f"class {name}(" in (ROOT / f"adapters/{module}/scheduler.py").read_text(encoding="utf-8")
+        if "speculative_config" in given:
+            speculative = SimpleNamespace(**given["speculative_config"])
+            assert forces_drafts(options.forced_drafts, speculative, async_scheduling=given["async_scheduling"])
+            context = ProducerContext(VOCABULARY, 4, InlineDevice())
+            ChainProducer(options, context, speculative.num_speculative_tokens, 1024)
 
 
 def test_the_worker_of_the_docs_saves_steps() -> None:
