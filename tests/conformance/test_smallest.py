@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import strategies as st
 
 from specgrammar.errors import ConformanceError
-from specgrammar.testing.checks import smallest
-from specgrammar.testing.checks.base import CheckSkipped, Story, expect
+from specgrammar.testing.checks import base, smallest
+from specgrammar.testing.checks.base import CheckSkipped, Draw, Story, expect, explore
 from specgrammar.testing.checks.smallest import fewest, grow
 from specgrammar.testing.schedules import Choose, Listed
 
@@ -66,6 +67,25 @@ def test_another_fault_does_not_take_the_place_of_the_one_that_was_found() -> No
     with pytest.raises(ConformanceError, match="ZeroDivisionError: 10") as caught:
         fewest(range(40), play)
     assert caught.value.example == ("10 requests",)
+
+
+def test_a_slow_failure_is_told_before_its_check_counts_as_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = list[list[int]]()
+
+    def play(draw: Draw, story: Story) -> None:
+        numbers = draw(st.lists(st.integers(0, 1000), max_size=30))
+        for number in numbers:
+            story.tell(str(number))
+        if sum(number > 0 for number in numbers) >= 3:
+            played.append(numbers)
+            raise ConformanceError("too many")
+
+    assert stories(explore, play) == ("1", "1", "1")
+    monkeypatch.setattr(base, "PATIENCE_S", -1.0)
+    played.clear()
+    impatient = stories(explore, play)
+    assert [tuple(map(str, numbers)) for numbers in played] == [impatient] != [("1", "1", "1")]
+    assert stories(explore, play) == impatient, "the same in every run"
 
 
 def test_what_keeps_the_contract_is_played_once() -> None:

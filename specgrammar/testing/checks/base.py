@@ -10,6 +10,7 @@ what a plugin declares raises `CheckSkipped` with the reason, which pytest shows
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
@@ -58,6 +59,14 @@ _SLOW_IS_FINE = (
 
 _PHASES = (Phase.generate, Phase.shrink)
 """Without `explain`, which traces every line to colour an account of the draws that nobody sees."""
+
+
+PATIENCE_S = 20.0
+"""For how long a failure is made smaller: a slow plugin's has to be told before its check counts as hanging."""
+
+
+class _TimeIsUpError(KeyboardInterrupt):
+    """Ends hypothesis' search: what a user stops it with gets through, and all else is a failure to it."""
 
 
 class Checks(list[Check]):
@@ -141,8 +150,9 @@ def explore(play: Callable[[Draw, Story], None], max_examples: int = 100) -> Non
             raises out of it is a broken contract, too.
         max_examples: how many to play.
 
-    Raises ConformanceError whose `example` is the story of the smallest failure.
+    Raises ConformanceError whose `example` is the story of the smallest failure, as far as `PATIENCE_S` goes.
     """
+    failures, begin = list[ConformanceError](), 0.0
 
     @settings(
         max_examples=max_examples,
@@ -156,6 +166,9 @@ def explore(play: Callable[[Draw, Story], None], max_examples: int = 100) -> Non
     )
     @given(data=st.data())
     def played(data: st.DataObject) -> None:
+        nonlocal begin
+        if failures and time.perf_counter() - begin > PATIENCE_S:
+            raise _TimeIsUpError
         story, found = Story(), None
         try:
             with telling(story):
@@ -163,6 +176,8 @@ def explore(play: Callable[[Draw, Story], None], max_examples: int = 100) -> Non
         except ConformanceError as error:
             found = error
         if found is not None:
+            begin = begin if failures else time.perf_counter()
+            failures.append(found)
             # Raised anew, in one line and without a context, by which hypothesis would tell failures apart.
             raise ConformanceError(found.message, found.example)
 
@@ -171,6 +186,9 @@ def explore(play: Callable[[Draw, Story], None], max_examples: int = 100) -> Non
     except ConformanceError as error:
         error.__notes__ = []  # hypothesis's own account of the draws: the story says it better
         raise
+    except _TimeIsUpError:
+        found = min(failures, key=lambda error: (len(error.example), sum(map(len, error.example))))
+        raise ConformanceError(found.message, found.example) from None
     except Flaky as error:
         raise ConformanceError(f"the same calls do not give the same twice: {error}") from error
 
