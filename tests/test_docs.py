@@ -285,7 +285,7 @@ def test_every_path_that_is_named_exists() -> None:
 
 def test_every_folder_of_the_readmes_map_exists() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = re.findall(r"```\n(specgrammar/ .*?)```", readme, re.DOTALL)[0]
+    shown = re.findall(r"```text\n(specgrammar/ .*?)```", readme, re.DOTALL)[0]
     for name in re.findall(r"^  (\w+)/", shown, re.MULTILINE):
         assert (ROOT / "specgrammar" / name).is_dir(), name
     for name in re.findall(r"^(\w+)/", shown, re.MULTILINE):
