@@ -181,6 +181,8 @@ class Walks:
             grammar, rows = restricted
             if grammar.accept_allowed(new_token_ids, self._bitmask, rows):
                 self._learn(grammar, new_token_ids)
+                if self._reasons:
+                    request.structured_output_request.reasoning_ended = True
                 return True
         if not request.use_structured_output or not new_token_ids:
             return True

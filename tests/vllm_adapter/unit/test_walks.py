@@ -132,6 +132,21 @@ def test_nothing_is_restricted_before_reasoning_ends(
     assert moved.finished or row_of(moved) == row_of(plain)
 
 
+def test_reasoning_that_a_prompt_has_ended_is_not_looked_for_again() -> None:
+    class EndedByThePrompt(ToyManager):
+        """As vLLM says it of a prompt: restricted from the start, and nothing is noted."""
+
+        def _get_constraint_bounds(self, *_: object, **__: object) -> ToyBounds:
+            return ToyBounds(0, 0)
+
+    walks, _ = new_walks(EndedByThePrompt(MARKER))
+    request = new_request("r", "(ab)+c")
+    assert walks.grammar_bitmask({"r": request}, ["r"], {}) is not None
+    assert walks.accept_tokens(request, [A])
+    assert request.structured_output_request is not None
+    assert request.structured_output_request.reasoning_ended
+
+
 def test_the_layout_with_padding() -> None:
     walks, bitmask = new_walks()
     request = new_request("r", "(ab)+c")
