@@ -40,6 +40,18 @@ def test_a_schedule_is_cut_to_what_fails() -> None:
     assert stories(grow, 4, three_behind_seven) == ("70", "3")
 
 
+@pytest.mark.usefixtures("patient")
+def test_what_a_number_counts_goes_with_it() -> None:
+    def play(choose: Choose, story: Story, size: float) -> None:
+        for _ in range(round(20 * size)):
+            prompt = [choose(5) for _ in range(1 + choose(8))]
+            story.tell(f"prompt {prompt}")
+            event = choose(1000)
+            expect(event % 7 != 3, "an event of its own")
+
+    assert stories(grow, 20, play) == ("prompt [0]",)
+
+
 def test_time_that_is_up_leaves_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smallest, "SHRINK_TIME_S", -1.0)
     assert len(stories(grow, 4, three_behind_seven)) > 10

@@ -39,7 +39,7 @@ def grow(num: int, play: _Play) -> None:
             search = _Search(found)
             fewer = (one for one in sizes[:number] if search.tries(_replayed, play, one, found.numbers))
             again = partial(_replayed, play, next(fewer, size))
-            search.shorten(again, (_without, _zeroed, _halved, _lowered))
+            search.shorten(again, (_without, _zeroed, _counted_down, _halved, _lowered))
             raise search.best.error
 
 
@@ -127,7 +127,14 @@ class _Search:
         return True
 
     def shorten(self, run: Callable[[Numbers], _Failure | None], edits: Sequence[_Edit]) -> None:
-        """Edit ever smaller blocks of the numbers; each edit that is of use is tried again in its place."""
+        """Edit ever smaller blocks of the numbers, again and again until that is of no more use."""
+        before = None
+        while before is not self.best:
+            before = self.best
+            self._shorten_once(run, edits)
+
+    def _shorten_once(self, run: Callable[[Numbers], _Failure | None], edits: Sequence[_Edit]) -> None:
+        """Each edit that is of use is tried again in its place."""
         block = len(self.best.numbers)
         while block:
             start = 0
@@ -144,6 +151,13 @@ _Edit = Callable[[Numbers, int, int], Numbers]
 
 def _without(numbers: Numbers, start: int, block: int) -> Numbers:
     return numbers[:start] + numbers[start + block :]
+
+
+def _counted_down(numbers: Numbers, start: int, block: int) -> Numbers:
+    """A number says how many follow it: of both, so many less."""
+    if numbers[start] < block:
+        return numbers
+    return (*numbers[:start], numbers[start] - block, *numbers[start + 1 + block :])
 
 
 def _mapped(change: Callable[[int], int], numbers: Numbers, start: int, block: int) -> Numbers:
