@@ -248,9 +248,13 @@ def test_the_session_of_the_readme() -> None:
 
 def test_the_engines_of_the_vllm_page() -> None:
     made: list[dict[str, Any]] = []
+
+    def make(*_: object, **given: Any) -> None:
+        made.append(given)
+
     for snippet in ALL:
         if snippet.tested_by == "test_the_engines_of_the_vllm_page":
-            exec(compile(snippet.code, snippet.where, "exec"), {"LLM": lambda *_, **given: made.append(given)})
+            exec(compile(snippet.code, snippet.where, "exec"), {"LLM": make})
     assert len(made) == 3
     for given in made:
         options = Options.of(given["additional_config"])

@@ -1,7 +1,7 @@
 r"""Regular expressions as nodes that every backend can print in its own notation.
 
 Backends read regular expressions differently (`\d` and `.` alone mean three things in two libraries) and drop
-what they do not know. So a regex is parsed once (`grammar.regex_parser`) and backends only see nodes.
+what they do not know. So a regex is parsed once (`language.regex_parser`) and backends only see nodes.
 
 The dialect is what ECMAScript, Python and Rust share: literals, `.` (all but line terminators), classes,
 `\d \w \s` and their negations over ASCII, groups (named ones and lazy quantifiers are allowed and change
@@ -64,7 +64,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Ref:
-    """A rule of a grammar, by name; no regex holds any (see `grammar.rules`)."""
+    """A rule of a grammar, by name; no regex holds any (see `language.rules`)."""
 
     name: str
 

@@ -56,10 +56,11 @@ def test_what_a_job_raises_comes_out_and_the_others_are_done(num_threads: int) -
 
 
 def test_threads_are_started_when_there_is_work_and_end() -> None:
+    done: list[int] = []
     before = threading.active_count()
     threads = FillThreads(2)
     assert threading.active_count() == before
-    threads.start([partial(int)] * 3, aside=True)()
+    threads.start([partial(done.append, 0)] * 3, aside=True)()
     assert threading.active_count() == before + 2
     threads.close()
     threads.close()
