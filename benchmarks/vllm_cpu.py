@@ -15,7 +15,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -81,7 +81,9 @@ _COLUMNS = {
 class Engine:
     """A vLLM engine in a process of its own, which answers with what a round took."""
 
-    def __init__(self, python: Path, name: str, num_calls: int, num_threads: int, *, compact: bool) -> None:
+    def __init__(
+        self, python: Path, name: str, num_calls: int, num_threads: int, settings: Mapping[str, object]
+    ) -> None:
         """Start it and wait until it is ready.
 
         Raises:
@@ -105,8 +107,7 @@ class Engine:
             cwd=_ROOT,
         )
         entries = [{"prompt": entry.prompt, "schema": entry.schema} for entry in load_bfcl(limit=num_calls)]
-        job = {"model": str(fetch_default_model()), "entries": entries, "compact": compact, **ENGINES[name]}
-        self.ask(job)
+        self.ask({"model": str(fetch_default_model()), "entries": entries, **settings, **ENGINES[name]})
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and wait for the answer."""
@@ -129,9 +130,16 @@ class Engine:
 
 
 def measure(
-    python: Path, names: Sequence[str], num_rounds: int, num_threads: int, *, compact: bool
+    python: Path, names: Sequence[str], num_rounds: int, num_threads: int, **settings: object
 ) -> dict[str, Any]:
     """Rounds of some engines in turn; a first one, which compiles and fills caches, does not count.
+
+    Args:
+        python: vLLM's interpreter.
+        names: of `ENGINES`; the first is what the others are compared with.
+        num_rounds: that count.
+        num_threads: of an engine.
+        settings: of all engines, see `vllm_cpu_child`.
 
     Returns:
         For each engine the medians over rounds: `tokens_per_s`, and in microseconds a step `walks_us` (the
@@ -140,7 +148,7 @@ def measure(
         as the first.
     """
     num_calls = _CALLS_OF_A_ROUND * (num_rounds + 1)
-    engines = [Engine(python, name, num_calls, num_threads, compact=compact) for name in names]
+    engines = [Engine(python, name, num_calls, num_threads, settings) for name in names]
     try:
         slices = [[begin, begin + _CALLS_OF_A_ROUND] for begin in range(0, num_calls, _CALLS_OF_A_ROUND)]
         rounds = [[engine.ask({"slice": part}) for engine in engines] for part in slices]
@@ -189,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="ENGINE",
         help=f"the first is what the others are compared with, each takes 2.5 GB: {'; '.join(ENGINES)}",
     )
+    parser.add_argument("--batch-size", type=int, default=8, help="most requests in a step (default: 8)")
     parser.add_argument("--compact", action="store_true", help="JSON without whitespace in all engines")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of an engine")
     parser.add_argument("--out", type=Path, help="JSON file to write")
@@ -198,7 +207,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("vllm_cpu: no environment with vLLM; run `make bench-peers`", file=sys.stderr)
         return 1
     found = measure(
-        python, options.only or list(ENGINES), options.rounds, options.threads, compact=options.compact
+        python,
+        options.only or list(ENGINES),
+        options.rounds,
+        options.threads,
+        compact=options.compact,
+        batch_size=options.batch_size,
     )
     print(table(found))
     if options.out is not None:

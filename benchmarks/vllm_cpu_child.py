@@ -1,7 +1,9 @@
 """One engine of `vllm_cpu`: a program in vLLM's own environment, a JSON message a line on either side.
 
-{"model", "entries": [{"prompt", "schema"}], "compact", "speculative_config", "options"}   {"ready": true}
-{"slice": [begin, end]}                                                                    what it took
+{"model", "entries", "compact", "batch_size", "speculative_config", "options"}   {"ready": true}
+{"slice": [begin, end]}                                                          what these entries took
+
+An entry has a `prompt` and a `schema`; without `options` the engine is stock vLLM.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def main() -> None:
         model=job["model"],
         dtype="float32",
         max_model_len=1024,
-        max_num_seqs=8,
+        max_num_seqs=job["batch_size"],
         enforce_eager=True,
         enable_prefix_caching=False,
         speculative_config=job["speculative_config"],

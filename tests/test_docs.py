@@ -17,7 +17,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -38,7 +38,6 @@ from specgrammar.testing.toys import VOCABULARY
 from specgrammar_toys import Recall
 from specgrammar_transformers import adapter
 from specgrammar_transformers.loading import load_model
-from specgrammar_vllm.forced import forces_drafts
 from specgrammar_vllm.options import Options
 from specgrammar_vllm.proposer import ChainProducer
 from tests.snippets import PAGES, ROOT, Snippet, snippets
@@ -258,14 +257,13 @@ def test_the_engines_of_the_vllm_page() -> None:
     assert len(made) == 3
     for given in made:
         options = Options.of(given["additional_config"])
-        assert find(registry.BACKENDS, options.backend).load()
+        find(registry.BACKENDS, options.backend).load()
         module, name = given["scheduler_cls"].rsplit(".", 1)
         assert f"class {name}(" in (ROOT / f"adapters/{module}/scheduler.py").read_text(encoding="utf-8")
         if "speculative_config" in given:
-            speculative = SimpleNamespace(**given["speculative_config"])
-            assert forces_drafts(options.forced_drafts, speculative, async_scheduling=given["async_scheduling"])
-            context = ProducerContext(VOCABULARY, 4, InlineDevice())
-            ChainProducer(options, context, speculative.num_speculative_tokens, 1024)
+            num_tokens = given["speculative_config"]["num_speculative_tokens"]
+            ChainProducer(options, ProducerContext(VOCABULARY, 4, InlineDevice()), num_tokens, 1024)
+            assert not given["async_scheduling"]
 
 
 def test_the_worker_of_the_docs_saves_steps() -> None:

@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
 
-Job = Callable[[], None]
+
+class Jobs:
+    """A step's jobs, numbered: whoever has time takes the next."""
+
+    __slots__ = ("_all_done", "_errors", "_job", "_left", "_not_done")
+
+    def __init__(self, job: Callable[[int], None], num_jobs: int) -> None:
+        """Begin with none.
+
+        Args:
+            job: does the one with a number in [0, num_jobs); they are independent of each other.
+            num_jobs: how many.
+        """
+        self._job = job
+        self._left = list(range(num_jobs))
+        self._not_done = [*self._left]
+        self._errors: list[BaseException] = []
+        self._all_done = Lock()
+        if num_jobs:
+            self._all_done.acquire()
+
+    def work(self) -> None:
+        """Do jobs as long as there are any that nobody has taken."""
+        left = self._left
+        while left:
+            try:
+                number = left.pop()
+            except IndexError:
+                return  # another thread was faster
+            try:
+                self._job(number)
+            except BaseException as error:
+                self._errors.append(error)
+            if self._not_done.pop() == 0:
+                self._all_done.release()
+
+    def finish(self) -> None:
+        """Help, and wait for what others are at; raises what a job raised. Once only."""
+        self.work()
+        self._all_done.acquire()
+        if self._errors:
+            raise self._errors[0]
 
 
 class FillThreads:
@@ -25,45 +65,14 @@ class FillThreads:
         """
         self._num_threads = num_threads
         self._threads: list[Thread] = []
-        self._work: SimpleQueue[Job | None] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
-    def start(self, jobs: Sequence[Job], *, aside: bool) -> Callable[[], None]:
-        """Begin with jobs; returns what finishes them, to be called once, and raises what one of them raised.
-
-        Args:
-            jobs: independent of each other.
-            aside: whether they are worth handing over.
-        """
-        left = deque(jobs)
-        not_done = list(range(len(left)))
-        all_done = Lock()
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            while left:
-                try:
-                    job = left.popleft()
-                except IndexError:
-                    return  # another thread was faster
-                try:
-                    job()
-                except BaseException as error:
-                    errors.append(error)
-                if not_done.pop() == 0:
-                    all_done.release()
-
-        def finish() -> None:
-            work()
-            all_done.acquire()
-            if errors:
-                raise errors[0]
-
-        if left:
-            all_done.acquire()
-        if aside:
-            for _ in (self._threads or self._started())[: len(left)]:
-                self._work.put(work)
-        return finish
+    def start(self, job: Callable[[int], None], num_jobs: int) -> Jobs:
+        """Begin with jobs; they have to be finished."""
+        jobs = Jobs(job, num_jobs)
+        for _ in (self._threads or self._started())[:num_jobs]:
+            self._work.put(jobs.work)
+        return jobs
 
     def close(self) -> None:
         """End the threads."""

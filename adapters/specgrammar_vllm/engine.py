@@ -14,6 +14,7 @@ from typing import Any
 
 # In vLLM's environment only.
 import vllm  # pyright: ignore[reportMissingImports]
+from vllm.config import SpeculativeConfig, VllmConfig  # pyright: ignore[reportMissingImports]
 from vllm.v1 import request, structured_output  # pyright: ignore[reportMissingImports]
 from vllm.v1.core.sched import async_scheduler, output, scheduler  # pyright: ignore[reportMissingImports]
 from vllm.v1.structured_output import backend_types  # pyright: ignore[reportMissingImports]
@@ -172,6 +173,16 @@ EXPECTATIONS = [
         "vLLM's Request.num_output_tokens", True, lambda: isinstance(_Request.num_output_tokens, property)
     ),
     _takes(VllmScheduler, "update_draft_token_ids", "draft_token_ids"),
+    Expectation(
+        "vLLM's VllmConfig.use_v2_model_runner",
+        True,
+        lambda: isinstance(VllmConfig.use_v2_model_runner, property),
+    ),
+    Expectation(
+        "vLLM's SpeculativeConfig.num_speculative_tokens_per_batch_size",
+        True,
+        lambda: "num_speculative_tokens_per_batch_size" in SpeculativeConfig.__dataclass_fields__,
+    ),
     Expectation(
         "vLLM's StructuredOutputRequest.grammar",
         True,

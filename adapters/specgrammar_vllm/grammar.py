@@ -62,7 +62,7 @@ class SessionGrammar:
                 session.fail(as_request_error(error))
         return self._legal
 
-    def fill(self, drafts: list[int], bitmask: NDArray[np.int32], rows: slice) -> bool:
+    def fill(self, drafts: list[int], bitmask: NDArray[np.int32], rows: slice) -> list[int] | None:
         """Write a request's rows in vLLM's layout; never raises.
 
         One row is for the state before each draft, one for that behind the last; what is left of the rows
@@ -76,7 +76,8 @@ class SessionGrammar:
             rows: at least `len(drafts) + 1`.
 
         Returns:
-            Whether every token that is drawn from these rows is legal.
+            The drafts that are legal: what is drawn behind any number of them is legal if its row allows it.
+            None where that cannot be said.
         """
         session, run = self.session, self.run
         if session.finish is None and (self._owed or self._legal[: len(drafts)] != drafts):  # not as validated
@@ -84,7 +85,7 @@ class SessionGrammar:
             self.run = run
         if session.finish is not None:
             bitmask[rows] = -1
-            return False
+            return None
         assert session.cursor is not None
         all_legal = self._legal[: len(drafts)] == drafts
         legal = drafts if all_legal else self._legal
@@ -94,33 +95,32 @@ class SessionGrammar:
         except Exception as error:
             session.fail(as_request_error(error))
             bitmask[rows] = -1
-            return False
+            return None
         last = rows.start + len(legal)
         bitmask[last + 1 : rows.stop] = -1 if all_legal else bitmask[last]
-        return restricts
+        return legal if restricts else None
 
-    def accept_allowed(self, tokens: list[int], bitmask: NDArray[np.int32], rows: slice) -> bool:
-        """Commit what was drawn from rows that restrict it; False, and nothing, where a row forbids its token.
+    def accept_allowed(
+        self, tokens: list[int], drafts: list[int], bitmask: NDArray[np.int32], row: int
+    ) -> bool:
+        """Commit what was drawn behind drafts that `fill` returned; False, and nothing, where that is not so.
 
         Args:
-            tokens: of one step, at least 1.
-            bitmask: where `fill` wrote.
-            rows: what it wrote.
+            tokens: of one step, at least 1: some drafts, and one that the target chose.
+            drafts: what `fill` returned.
+            bitmask: where it wrote.
+            row: of the first draft.
         """
-        if len(tokens) > rows.stop - rows.start:
+        num_drafts, token = len(tokens) - 1, tokens[-1]
+        if num_drafts > len(drafts) or tokens[:-1] != drafts[:num_drafts]:
             return False
-        stop_ids, word_of, row = self.session.stops.stop_ids, bitmask.item, rows.start
-        for token in tokens:
-            try:
-                is_allowed = token >= 0 and word_of(row, token >> 5) >> (token & 31) & 1
-            except IndexError:  # an id behind the bitmask
-                return False
-            if not is_allowed:
-                return False
-            if token in stop_ids:
-                self.session.finish = "stop"
-                break
-            row += 1
+        if (
+            not 0 <= token >> 5 < bitmask.shape[1]
+            or not bitmask.item(row + num_drafts, token >> 5) >> (token & 31) & 1
+        ):
+            return False
+        if not self.session.stops.stop_ids.isdisjoint(tokens):
+            self.session.finish = "stop"
         self._owed += tokens
         self._legal = []
         return True

@@ -24,13 +24,13 @@ class RowHistory:
         request_id: made up here; never used twice.
         tokens: prompt and output.
         num_prompt_tokens: tokens that were there when it was first seen; of a request that was preempted, all.
-        num_drafted: drafts of the last step.
+        drafts: that were proposed for the last step.
     """
 
     request_id: str
     tokens: list[int]
     num_prompt_tokens: int
-    num_drafted: int = 0
+    drafts: list[int] = field(default_factory=list)
 
 
 @dataclass

@@ -11,6 +11,8 @@ It runs in vLLM's worker, behind each step, where no grammar is known; the sched
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
 import numpy as np
@@ -85,7 +87,13 @@ class ChainProducer:
         for row, history in going_on.items():
             tokens = sampled_token_ids[row]
             commits.append(
-                Commit(history.request_id, tuple(tokens), history.num_drafted, len(tokens) - 1, finished=False)
+                Commit(
+                    history.request_id,
+                    tuple(tokens),
+                    len(history.drafts),
+                    _num_agreeing(tokens[:-1], history.drafts),
+                    finished=False,
+                )
             )
         if commits:
             self._producer.observe(commits)
@@ -94,7 +102,7 @@ class ChainProducer:
         if rows:
             for row, chain in zip(rows, self._draft(list(rows.values())), strict=True):
                 drafts[row] = chain
-                rows[row].num_drafted = len(chain)
+                rows[row].drafts = chain
         return drafts
 
     def _draft(self, histories: Sequence[Any]) -> list[list[int]]:
@@ -111,6 +119,11 @@ class ChainProducer:
         self._step += 1
         tree = self._producer.propose(DecodeBatch(self._step, views))
         return [chain[: view.max_draft_tokens] for chain, view in zip(chains_of(tree), views, strict=True)]
+
+
+def _num_agreeing(tokens: Sequence[int], drafts: Sequence[int]) -> int:
+    """How many drafts were accepted: vLLM's scheduler may have cut them, and added others behind."""
+    return sum(takewhile(bool, map(eq, tokens, drafts)))
 
 
 class Proposer(ChainProducer):

@@ -15,7 +15,7 @@ from specgrammar_vllm import engine
 from specgrammar_vllm.ahead import FillThreads
 from specgrammar_vllm.backend import SessionBackend
 from specgrammar_vllm.engine import VllmAsyncScheduler, VllmScheduler
-from specgrammar_vllm.forced import ForcedDrafts, forces_drafts
+from specgrammar_vllm.forced import forced_drafts_of
 from specgrammar_vllm.grammar import SessionGrammar
 from specgrammar_vllm.options import Options
 from specgrammar_vllm.vocabularies import as_specgrammar_reads_it
@@ -47,14 +47,10 @@ def take_over(vllm_config: Any, manager: Any) -> Walks:
     )
     manager.backend = backend
     rows = backend.allocate_token_bitmask(vllm_config.scheduler_config.max_num_seqs * (1 + max_drafts))
-    forced = None
-    if forces_drafts(
-        options.forced_drafts,
-        vllm_config.speculative_config,
-        async_scheduling=vllm_config.scheduler_config.async_scheduling,
-    ):
-        vocabulary = as_specgrammar_reads_it(manager.tokenizer, vllm_config.model_config.get_vocab_size(), ())
-        forced = ForcedDrafts(vocabulary, max_drafts)
+    size = vllm_config.model_config.get_vocab_size()
+    forced = forced_drafts_of(
+        vllm_config, options.forced_drafts, lambda: as_specgrammar_reads_it(manager.tokenizer, size, ())
+    )
     return Walks(manager, rows.numpy(), FillThreads(options.fill_threads), forced)
 
 

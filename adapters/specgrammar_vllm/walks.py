@@ -7,7 +7,7 @@ call a request, and they are filled from when the step is scheduled on, while th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
@@ -16,13 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.errors import SpecGrammarError
-from specgrammar_vllm.ahead import FillThreads
+from specgrammar_vllm.ahead import FillThreads, Jobs
 from specgrammar_vllm.forced import ForcedDrafts, RunningRequest
 from specgrammar_vllm.grammar import SessionGrammar
 
 _NO_DRAFTS: list[int] = []
-_WORTH_HANDING_OVER = 2
-"""Rows of a step that are worth waking a thread for: that costs as much as filling one."""
 
 
 class Request(RunningRequest, Protocol):
@@ -79,12 +77,20 @@ class Manager(Protocol):
 
 
 class Filling(NamedTuple):
-    """A step whose rows are being filled: for what, and how to finish."""
+    """A step whose rows are being filled.
+
+    Attributes:
+        requests: that have a grammar.
+        drafts: of each.
+        rows: the first row of each, and behind them how many there are.
+        bounds: of each; None where nothing reasons.
+    """
 
     request_ids: list[str]
     drafts: list[list[int]]
-    num_rows: int
-    finish: Callable[[], None]
+    requests: list[Request]
+    rows: list[int]
+    bounds: list[Bounds] | None
 
 
 class Walks:
@@ -110,9 +116,9 @@ class Walks:
         self._threads = threads
         self._forced = forced
         self._reasons = manager.reasoner_cls is not None and not manager.enable_in_reasoning
-        self._filling: Filling | None = None
-        # The requests of the last step whose rows restrict every token that can be drawn from them.
-        self._restricted: dict[str, tuple[SessionGrammar, slice]] = {}
+        self._under_way: tuple[Filling, Jobs] | None = None
+        # Of the last step, by request id: its grammar, its legal drafts, and the row of the first.
+        self._drawn_behind: dict[str, tuple[SessionGrammar, list[int], int]] = {}
 
     def validate_tokens(self, request: Request, spec_tokens: list[int]) -> list[int]:
         """The longest prefix of drafts that is legal or not restricted yet, and behind it forced drafts."""
@@ -123,7 +129,7 @@ class Walks:
         start = self._manager._get_constraint_bounds(request, drafts).grammar_start if self._reasons else 0
         if start > len(drafts) or (start == len(drafts) and self._forced is None):
             return drafts
-        force = None if self._forced is None else self._forced.behind(request)
+        force = None if self._forced is None else self._forced.behind(request, drafts[:start])
         return drafts[:start] + _grammar(request).validate_tokens(drafts[start:], force)
 
     def begin(
@@ -137,17 +143,21 @@ class Walks:
         Until `grammar_bitmask` is called no request of the step may be moved, and no list of drafts written to.
         """
         self._drop()
-        self._restricted.clear()
-        request_ids = list(structured_output_request_ids)
-        drafts = [scheduled_spec_decode_tokens.get(name, _NO_DRAFTS) for name in request_ids]
-        jobs: list[Callable[[], None]] = []
-        row = 0
-        for name, tokens in zip(request_ids, drafts, strict=True):
-            fill = self._fill_behind_reasoning(requests[name], tokens) if self._reasons else self._fill
-            jobs.append(partial(fill, requests[name], tokens, row))
-            row += len(tokens) + 1
-        finish = self._threads.start(jobs, aside=row >= _WORTH_HANDING_OVER)
-        self._filling = Filling(request_ids, drafts, row, finish)
+        self._drawn_behind.clear()
+        names = structured_output_request_ids
+        drafts = [scheduled_spec_decode_tokens.get(name, _NO_DRAFTS) for name in names]
+        rows = [0]
+        for tokens in drafts:
+            rows.append(rows[-1] + len(tokens) + 1)
+        step = [requests[name] for name in names]
+        bounds = None
+        if self._reasons:  # looked at here: vLLM's parsers are for one thread
+            bounds = [
+                self._manager._get_constraint_bounds(request, _without_padding(tokens))
+                for request, tokens in zip(step, drafts, strict=True)
+            ]
+        filling = Filling([*names], drafts, step, rows, bounds)
+        self._under_way = filling, self._threads.start(partial(self._fill, filling), len(step))
 
     def grammar_bitmask(
         self,
@@ -161,14 +171,15 @@ class Walks:
         """
         if not structured_output_request_ids:
             return None
-        filling = self._filling
         drafts = [scheduled_spec_decode_tokens.get(name, _NO_DRAFTS) for name in structured_output_request_ids]
-        if filling is None or filling[:2] != (structured_output_request_ids, drafts):  # a request was aborted
+        under_way = self._under_way
+        if under_way is None or under_way[0][:2] != (structured_output_request_ids, drafts):  # one was aborted
             self.begin(requests, structured_output_request_ids, scheduled_spec_decode_tokens)
-            filling = self._filling
-        assert filling is not None
+            under_way = self._under_way
+        assert under_way is not None
+        filling, _ = under_way
         self._drop()
-        return self._bitmask[: filling.num_rows]
+        return self._bitmask[: filling.rows[-1]]
 
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
         """Move over what the target chose; False where the request has failed.
@@ -176,10 +187,10 @@ class Walks:
         Then `new_token_ids` is emptied: what was drawn from a row that restricted nothing reaches nobody.
         """
         self._drop()
-        restricted = self._restricted.pop(request.request_id, None) if new_token_ids else None
-        if restricted is not None:
-            grammar, rows = restricted
-            if grammar.accept_allowed(new_token_ids, self._bitmask, rows):
+        found = self._drawn_behind.pop(request.request_id, None) if new_token_ids else None
+        if found is not None:
+            grammar, drafts, row = found
+            if grammar.accept_allowed(new_token_ids, drafts, self._bitmask, row):
                 self._learn(grammar, new_token_ids)
                 if self._reasons:
                     request.structured_output_request.reasoning_ended = True
@@ -206,37 +217,35 @@ class Walks:
         self._threads.close()
 
     def _learn(self, grammar: SessionGrammar, tokens: list[int]) -> None:
-        if self._forced is not None and grammar.run is not None:
-            self._forced.spelling.learn(grammar.run, tokens)
+        run, grammar.run = grammar.run, None
+        if self._forced is not None and run is not None:
+            self._forced.spelling.learn(run, tokens)
 
     def _drop(self) -> None:
         """Finish what is under way; a grammar is moved by one thread at a time."""
-        if self._filling is not None:
-            self._filling.finish()
-            self._filling = None
+        if self._under_way is not None:
+            (_, jobs), self._under_way = self._under_way, None
+            jobs.finish()
 
-    def _fill(self, request: Request, tokens: list[int], row: int) -> None:
-        """Fill a request's rows; none of its tokens is reasoning."""
-        grammar = _grammar(request)
-        rows = slice(row, row + len(tokens) + 1)
-        if grammar.fill(_without_padding(tokens), self._bitmask, rows):
-            self._restricted[request.request_id] = grammar, rows
-
-    def _fill_behind_reasoning(self, request: Request, tokens: list[int]) -> Callable[..., None]:
-        """What fills a request's rows. Reasoning is looked at here: vLLM's parsers are for one thread."""
-        bounds = self._manager._get_constraint_bounds(request, _without_padding(tokens))
-        if not bounds.grammar_start and not bounds.constraint_start:
-            return self._fill
-        return partial(self._fill_from, bounds.grammar_start, bounds.constraint_start)
-
-    def _fill_from(
-        self, grammar_start: int, constraint_start: int, request: Request, tokens: list[int], row: int
-    ) -> None:
-        drafts = _without_padding(tokens)
-        end = row + len(tokens) + 1
+    def _fill(self, step: Filling, number: int) -> None:
+        """Fill the rows of one request of a step."""
+        request, tokens, row, end = (
+            step.requests[number],
+            step.drafts[number],
+            step.rows[number],
+            step.rows[number + 1],
+        )
+        drafts, grammar_start, constraint_start = _without_padding(tokens), 0, 0
+        if step.bounds is not None:
+            grammar_start, constraint_start = (
+                step.bounds[number].grammar_start,
+                step.bounds[number].constraint_start,
+            )
         if grammar_start <= len(drafts):
-            rows = slice(row + grammar_start, end)
-            _grammar(request).fill(drafts[grammar_start:], self._bitmask, rows)
+            grammar, rows = _grammar(request), slice(row + grammar_start, end)
+            legal = grammar.fill(drafts[grammar_start:], self._bitmask, rows)
+            if legal is not None and not (grammar_start or constraint_start):
+                self._drawn_behind[request.request_id] = grammar, legal, row
             end = row + constraint_start
         self._bitmask[row:end] = -1  # what is still reasoning
 

@@ -12,6 +12,9 @@ from typing import NamedTuple
 from specgrammar.grammar.forced import Speller
 from specgrammar.protocols.grammar import Vocabulary
 
+_BYTES_PER_TOKEN = 16
+"""Forced text that is looked at for each token that is asked for: several times what one spells on average."""
+
 _MOST_LEARNT = 4096
 """Habits that are kept, the newest: most of a model's show within a few requests."""
 
@@ -49,13 +52,13 @@ class LearntSpelling:
     def spell(self, last_token: int, text: bytes, num_tokens: int) -> list[int]:
         """At most `num_tokens` tokens that spell `text`, or the beginning of it, behind `last_token`."""
         spelt: list[int] = []
-        rest = list(self._speller.spell(last_token, text))
+        rest = self._usual(last_token, text, num_tokens)
         while rest and len(spelt) < num_tokens:
             token = rest.pop(0)
             habit = self._learnt.get((last_token, token))
             if habit is not None and text.startswith(self._vocabulary.tokens[habit]):
                 token = habit
-                rest = list(self._speller.spell(token, text[len(self._vocabulary.tokens[token]) :]))
+                rest = self._usual(token, text[len(self._vocabulary.tokens[token]) :], num_tokens)
             spelt.append(token)
             text = text[len(self._vocabulary.tokens[token]) :]
             last_token = token
@@ -98,11 +101,18 @@ class LearntSpelling:
         if not said or not (text.startswith(said) or said.startswith(text)):
             return
         self.num_respelled += 1
-        usual = self._speller.spell(last_token, text)[:1]
-        if usual == (chosen,):
+        usual = self._usual(last_token, text, 1)[:1]
+        if usual == [chosen]:
             self._learnt.pop((last_token, chosen), None)  # the habit was none
         elif usual and text.startswith(said):
             self._learnt.pop((last_token, usual[0]), None)
             self._learnt[last_token, usual[0]] = chosen
             if len(self._learnt) > _MOST_LEARNT:
                 del self._learnt[next(iter(self._learnt))]
+
+    def _usual(self, last_token: int, text: bytes, num_tokens: int) -> list[int]:
+        """The tokenizer's spelling of a text, or of its beginning: some tokens more than are asked for.
+
+        A long text would be spelt anew by each step that is inside it.
+        """
+        return list(self._speller.spell(last_token, text[: _BYTES_PER_TOKEN * (num_tokens + 4)]))

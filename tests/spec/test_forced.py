@@ -86,6 +86,22 @@ def test_a_token_that_says_more_than_was_forced_keeps_the_text() -> None:
     assert spelling.spell(A, b"b", 8) == [B], "which is forced no longer than b"
 
 
+def test_of_a_long_text_a_beginning_is_spelt() -> None:
+    asked: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(len(text))
+        return [A if character == "a" else B for character in text]
+
+    spelling = LearntSpelling(replace(VOCABULARY, encode=encode))
+    text = b"ab" * 50_000
+    assert spelling.spell(B, text, 8) == [A, B] * 4
+    spelling.learn(spelling.draft((), B, text, 8), (AB,))  # a habit: its way is tried first
+    assert spelling.spell(B, text, 8)[0] == AB
+    assert spelling.num_respelled == 1
+    assert max(asked) < 300
+
+
 @pytest.mark.parametrize("name", BACKEND_NAMES)
 @pytest.mark.parametrize(
     "stops", [{}, {"stop_strings": ("bab",)}, {"max_new_tokens": 3}, {"stop_token_ids": (B,)}]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
-_NOT_PLUGINS = sys.stdlib_module_names | {"specgrammar", "hypothesis", "numpy", "torch"} - {"__main__"}
+_NOT_PLUGINS = sys.stdlib_module_names | {"specgrammar", "hypothesis", "numpy", "torch"}
 
 Frames = Iterable[tuple[FrameType, int]]
 """Frames with the line where each is, the outermost first."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from specgrammar.errors import SpecGrammarError
 from specgrammar_vllm import engine, plugin
-from specgrammar_vllm.scheduler import AsyncScheduler, Scheduler
+from specgrammar_vllm.scheduler import AsyncScheduler, Scheduler, _WithOurWalks
 
 
 def message_of(call: Any, *arguments: object) -> str:
@@ -27,6 +27,43 @@ def config(*, asynchronous: bool, method: str | None = None) -> Any:
         scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
         speculative_config=None if method is None else SimpleNamespace(method=method),
     )
+
+
+class Begun:
+    """A manager that notes for whom rows are begun."""
+
+    def __init__(self) -> None:
+        self.request_ids: list[str] | None = None
+
+    def begin(self, _: object, request_ids: list[str], __: object) -> None:
+        self.request_ids = request_ids
+
+
+def begun_for(*, has_grammar: bool = True, pending: bool = False) -> list[str] | None:
+    """For whom rows are begun when a step with four requests is scheduled; None where they are not."""
+
+    class Base:
+        def schedule(self) -> Any:
+            return SimpleNamespace(
+                has_structured_output_requests=has_grammar,
+                pending_structured_output_tokens=pending,
+                num_scheduled_tokens=dict.fromkeys(("free", "in its prompt", "bound", "gone"), 1),
+                scheduled_spec_decode_tokens={},
+            )
+
+    class Ours(_WithOurWalks, Base):
+        def __init__(self) -> None:
+            self.structured_output_manager = Begun()
+            self.requests = {
+                "free": SimpleNamespace(use_structured_output=False, is_prefill_chunk=False),
+                "in its prompt": SimpleNamespace(use_structured_output=True, is_prefill_chunk=True),
+                "bound": SimpleNamespace(use_structured_output=True, is_prefill_chunk=False),
+            }
+
+    scheduler = Ours()
+    scheduler.schedule()
+    found: list[str] | None = scheduler.structured_output_manager.request_ids
+    return found
 
 
 def main() -> None:
@@ -46,6 +83,9 @@ def main() -> None:
             AsyncScheduler.check, config(asynchronous=True, method="custom_class")
         ),
         "async": message_of(AsyncScheduler.check, config(asynchronous=True, method="eagle")),
+        "begun": begun_for(),
+        "begun without grammars": begun_for(has_grammar=False),
+        "begun with tokens outstanding": begun_for(pending=True),
         "bases": [
             issubclass(Scheduler, engine.VllmScheduler),
             issubclass(AsyncScheduler, engine.VllmAsyncScheduler),

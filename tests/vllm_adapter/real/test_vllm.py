@@ -123,4 +123,6 @@ def test_what_is_checked_when_the_adapter_is_loaded() -> None:
     assert "scheduler_cls='specgrammar_vllm.AsyncScheduler'" in found["sync under async"]
     assert "needs async_scheduling, which is off" in found["async under sync"]
     assert "cannot work with a proposer on the host" in found["async with a proposer"]
+    assert found["begun"] == ["bound"]
+    assert found["begun without grammars"] is found["begun with tokens outstanding"] is None
     assert found["bases"] == [True, True]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 import pytest
 
@@ -11,46 +10,50 @@ from specgrammar_vllm.ahead import FillThreads
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
-@pytest.mark.parametrize("aside", [False, True])
-def test_every_job_is_done_once_when_it_is_finished(num_threads: int, aside: bool) -> None:
+def test_every_job_is_done_once_when_it_is_finished(num_threads: int) -> None:
     threads = FillThreads(num_threads)
     for num_jobs in [0, 1, 2, 7, 40] * 20:
         done: list[int] = []
-        threads.start([partial(done.append, number) for number in range(num_jobs)], aside=aside)()
+        threads.start(done.append, num_jobs).finish()
         assert sorted(done) == list(range(num_jobs))
     threads.close()
 
 
 def test_a_job_that_another_thread_is_at_is_waited_for() -> None:
     threads = FillThreads(1)
-    begun, may_end, done = threading.Event(), threading.Event(), list[str]()
+    begun, may_end, done = threading.Event(), threading.Event(), list[int]()
 
-    def slow() -> None:
+    def slow(number: int) -> None:
         begun.set()
         assert may_end.wait(60)
-        done.append("slow")
+        done.append(number)
 
-    finish = threads.start([slow], aside=True)
+    jobs = threads.start(slow, 1)
     assert begun.wait(60)
     threading.Timer(0.05, may_end.set).start()
-    finish()
-    assert done == ["slow"]
+    jobs.finish()
+    assert done == [0]
     threads.close()
 
 
 @pytest.mark.parametrize("num_threads", [0, 1])
-def test_what_a_job_raises_comes_out_and_the_others_are_done(num_threads: int) -> None:
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_a_job_raises_comes_out_and_the_others_are_done(
+    num_threads: int, error: type[BaseException]
+) -> None:
     threads = FillThreads(num_threads)
     done: list[int] = []
 
-    def broken() -> None:
-        raise ValueError("broken")
+    def job(number: int) -> None:
+        if number == 1:
+            raise error("broken")
+        done.append(number)
 
-    finish = threads.start([broken, partial(done.append, 1), partial(done.append, 2)], aside=True)
-    with pytest.raises(ValueError, match="broken"):
-        finish()
-    assert sorted(done) == [1, 2]
-    threads.start([partial(done.append, 3)], aside=True)()
+    jobs = threads.start(job, 3)
+    with pytest.raises(error, match="broken"):
+        jobs.finish()
+    assert sorted(done) == [0, 2]
+    threads.start(done.append, 4).finish()
     assert 3 in done
     threads.close()
 
@@ -60,7 +63,7 @@ def test_threads_are_started_when_there_is_work_and_end() -> None:
     before = threading.active_count()
     threads = FillThreads(2)
     assert threading.active_count() == before
-    threads.start([partial(done.append, 0)] * 3, aside=True)()
+    threads.start(done.append, 3).finish()
     assert threading.active_count() == before + 2
     threads.close()
     threads.close()

@@ -33,6 +33,7 @@ from specgrammar_vllm.vocabularies import as_specgrammar_reads_it, as_vllm_reads
         ({"grammars": "mine"}, "specgrammar: grammars = 'mine'"),
         ({"grammars": "vllm", "backend": "llguidance"}, "for the backend 'xgrammar', not for 'llguidance'"),
         ({"fill_threads": -1}, "specgrammar: fill_threads"),
+        ({"forced_drafts": "yes"}, "specgrammar: forced_drafts"),
         ({"compile_timeout_s": 0}, "specgrammar: compile_timeout_s"),
         ({"algorithm_options": {"depth": 2}}, "algorithm_options need an algorithm"),
         ("xgrammar", "additional_config: specgrammar = 'xgrammar'; expected a table"),

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specgrammar.errors import ConfigError
+from specgrammar.errors import ConfigError, ModelError
+from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.testing.toys import STOP, VOCABULARY
-from specgrammar_vllm.forced import ForcedDrafts, forces_drafts
+from specgrammar_vllm.forced import ForcedDrafts, forced_drafts_of
 from tests.vllm_adapter.toy_vllm import ToyManager, new_request, new_walks
 
 A, B, C, AB, MARKER = 0, 1, 2, 3, 12
@@ -98,31 +99,96 @@ def test_a_request_that_is_over_or_free_gets_none() -> None:
     assert walks.validate_tokens(request, []) == []
 
 
-def speculative(method: str, model: str = "") -> Any:
-    return SimpleNamespace(method=method, model=model)
+def test_with_reasoning_drafts_there_are_no_more_than_fit_and_they_follow_the_marker() -> None:
+    forced = ForcedDrafts(VOCABULARY, 5)
+    walks, _ = new_walks(ToyManager(MARKER), forced=forced)
+    request = new_request("r", "cabcab")
+    found = walks.validate_tokens(request, [A, A, MARKER])
+    assert found[:3] == [A, A, MARKER]
+    assert len(found) == 5
+    assert request.structured_output_request is not None
+    assert request.structured_output_request.grammar.run.last_token == MARKER
+    full = [A, A, A, A, MARKER]
+    assert walks.validate_tokens(new_request("full", "cab"), full) == full
+
+
+def test_a_run_is_learnt_from_once() -> None:
+    walks, _ = new_walks(forced=ForcedDrafts(VOCABULARY, 8))
+    request = new_request("r", "ca(ba){2}")
+    found = walks.validate_tokens(request, [C])
+    assert walks.grammar_bitmask({"r": request}, ["r"], {"r": found}) is not None
+    assert walks.accept_tokens(request, found[:2])
+    assert request.structured_output_request is not None
+    assert request.structured_output_request.grammar.run is None
+
+
+OURS = "specgrammar_vllm.Proposer"
+
+
+def config(method: str | None, model: str = "", **more: Any) -> Any:
+    speculative = SimpleNamespace(method=method, model=model, num_speculative_tokens_per_batch_size=None)
+    return SimpleNamespace(
+        speculative_config=None if method is None else speculative,
+        scheduler_config=SimpleNamespace(async_scheduling=more.get("asynchronous", False)),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=more.get("stages", 1)),
+        use_v2_model_runner=more.get("v2", False),
+        num_speculative_tokens=4,
+    )
+
+
+def read() -> Vocabulary:
+    return VOCABULARY
+
+
+def unreadable() -> Vocabulary:
+    raise ModelError("it is not a fast tokenizer")
 
 
 @pytest.mark.parametrize(
-    ("config", "asked", "expected"),
+    ("vllm_config", "asked", "expected"),
     [
-        (speculative("ngram"), None, True),
-        (speculative("ngram"), False, False),
-        (speculative("custom_class", "specgrammar_vllm.Proposer"), None, True),
-        (speculative("custom_class", "their.Proposer"), None, False),
-        (speculative("custom_class", "their.Proposer"), True, True),
-        (speculative("eagle"), None, False),
-        (None, None, False),
+        (config("ngram"), None, True),
+        (config("suffix"), None, True),
+        (config("ngram"), False, False),
+        (config("custom_class", OURS), None, True),
+        (config("custom_class", "their.Proposer"), None, False),
+        (config("custom_class", "their.Proposer"), True, True),
+        (config("eagle"), None, False),
+        (config(None), None, False),
+        (config("ngram", asynchronous=True), None, False),
+        (config("ngram", v2=True), None, False),
+        (config("ngram", stages=2), None, False),
     ],
 )
-def test_where_they_are_added(config: Any, asked: bool | None, expected: bool) -> None:
-    assert forces_drafts(asked, config, async_scheduling=False) is expected
+def test_where_they_are_added(vllm_config: Any, asked: bool | None, expected: bool) -> None:
+    assert (forced_drafts_of(vllm_config, asked, read) is not None) is expected
 
 
-def test_asking_for_them_where_they_cannot_be_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"pass the method 'custom_class' with the model .* algorithm 'none'"):
-        forces_drafts(True, None, async_scheduling=False)
-    with pytest.raises(ConfigError, match="the method 'eagle' may verify its drafts by their probabilities"):
-        forces_drafts(True, speculative("eagle"), async_scheduling=False)
-    with pytest.raises(ConfigError, match="before this one's tokens are known"):
-        forces_drafts(True, speculative("ngram"), async_scheduling=True)
-    assert not forces_drafts(None, speculative("ngram"), async_scheduling=True)
+@pytest.mark.parametrize(
+    ("vllm_config", "message"),
+    [
+        (config(None), r"pass the method 'custom_class' with the model .* algorithm 'none'"),
+        (config("eagle"), "the method 'eagle' may verify its drafts by their probabilities"),
+        (config("ngram", asynchronous=True), "before this one's tokens are known"),
+        (config("ngram", v2=True), "VLLM_USE_V2_MODEL_RUNNER=0"),
+        (config("custom_class", OURS, stages=2), "pipeline parallelism"),
+    ],
+)
+def test_asking_for_them_where_they_cannot_be_is_an_error(vllm_config: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        forced_drafts_of(vllm_config, True, read)
+
+
+def test_a_schedule_of_draft_lengths_is_not_exceeded() -> None:
+    scheduled = config("ngram")
+    scheduled.speculative_config.num_speculative_tokens_per_batch_size = [(1, 8, 2)]
+    assert forced_drafts_of(scheduled, None, read) is None
+
+
+def test_a_tokenizer_that_cannot_be_read_leaves_them_out_unless_they_were_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert forced_drafts_of(config("ngram"), None, unreadable) is None
+    assert "no forced drafts: it is not a fast tokenizer" in caplog.text
+    with pytest.raises(ModelError):
+        forced_drafts_of(config("ngram"), True, unreadable)

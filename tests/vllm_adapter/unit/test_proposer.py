@@ -121,6 +121,17 @@ def test_no_drafts_leave_all_of_them_to_the_grammar() -> None:
     assert propose(producer, [([1, 2, 3], 1), ([4], 1)]) == [[], []]
 
 
+def test_what_was_accepted_of_the_proposal_is_said_apart_from_what_others_added() -> None:
+    producer = new_producer(algorithm="ngram")
+    seen: list[Any] = []
+    producer._producer.observe = seen.extend
+    tokens = [1, 2, 3, 9, 1, 2]
+    (chain,) = propose(producer, [(tokens, 1)])
+    assert chain[:2] == [3, 9]
+    propose(producer, [([*tokens, 3, 7, 8, 5], 4)])  # 7 and 8 were the scheduler's
+    assert [(commit.num_draft_tokens, commit.num_accepted) for commit in seen] == [(len(chain), 1)]
+
+
 def test_sampled_proposals_are_no_chain() -> None:
     host = HostTree.roots([1])
     sampled = SampledProposals(np.array([-1]), None)  # type: ignore[arg-type]  # not looked at

@@ -261,6 +261,24 @@ def test_ids_that_no_row_has_fail_the_request(token: int) -> None:
     assert drawn == []
 
 
+@pytest.mark.parametrize(
+    ("drafts", "drawn"),
+    [
+        ([A], [B, B]),  # not what was drafted
+        ([A, B], [B, B, STOP]),
+        ([A, -1, -1], [A, B, B]),  # from a row of padding
+    ],
+)
+def test_tokens_that_do_not_follow_the_drafts_are_looked_at_by_the_grammar(
+    drafts: list[int], drawn: list[int]
+) -> None:
+    walks, _ = new_walks()
+    request = new_request("r", "(ab|ba)")
+    walks.grammar_bitmask({"r": request}, ["r"], {"r": drafts})
+    assert not walks.accept_tokens(request, drawn)
+    assert drawn == []
+
+
 def test_more_tokens_than_rows_are_looked_at_by_the_grammar() -> None:
     walks, _ = new_walks()
     batch = {"p": new_request("p", "(ab)+c"), "q": new_request("q", "[abc]*")}
@@ -317,6 +335,9 @@ def test_another_backend_in_the_manager_is_found_out() -> None:
     request = ToyRequest("r", ToyStructuredRequest(object()))
     with pytest.raises(SpecGrammarError, match="the grammar of request r is a object"):
         walks.validate_tokens(request, [A])
+    with pytest.raises(SpecGrammarError, match="the grammar of request r is a object"):
+        walks.grammar_bitmask({"r": request}, ["r"], {})
+    walks.close()  # and does not wait for what has failed
 
 
 def test_what_only_vllms_own_walks_call_is_refused() -> None:
