@@ -12,6 +12,7 @@ from specgrammar.errors import SpecGrammarError
 from specgrammar.grammar.cursor import Cursor
 from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.session import GrammarSession, refuses
+from specgrammar.protocols.grammar import GrammarMatcher
 from specgrammar.spec.spelling import ForcedRun
 from specgrammar_vllm.chain import fill_chain
 from specgrammar_vllm.forced import Force
@@ -25,7 +26,8 @@ class SessionGrammar:
     vLLM's own walks need `rollback`, `fill_bitmask` and `reset`; nobody calls them once `Walks` has taken over.
 
     Tokens that their rows allow are legal, so the grammar moves over them when it is looked at the next time:
-    with the drafts behind them in one walk, or aside, while the forward is launched.
+    with the drafts behind them in one walk, or aside, while the forward is launched. Nor is it taken back from
+    drafts before it has to be.
 
     Attributes:
         session: the request's, for its grammar, its end and its failure. Its history stays empty: vLLM has one,
@@ -34,10 +36,14 @@ class SessionGrammar:
     """
 
     def __init__(self, session: GrammarSession) -> None:
-        """Stand at the start of a grammar."""
+        """Stand at the start of a session's grammar, which has no gate: reasoning is vLLM's."""
+        assert session.cursor is not None
         self.session: GrammarSession = session
         self.run: ForcedRun | None = None
+        self._cursor: Cursor = session.cursor
+        self._matcher: GrammarMatcher = session.cursor.matcher  # moved by itself: each call is on vLLM's way
         self._num_tokens = 0
+        self._num_ahead = 0  # drafts behind which the matcher stands
         self._owed: list[int] = []  # committed, and not moved over yet
         self._legal: list[int] = []  # drafts that were found legal behind what is committed
 
@@ -55,9 +61,9 @@ class SessionGrammar:
         session = self.session
         self._legal = []
         self.run = None
-        if session.finish is None and session.cursor is not None:
+        if session.finish is None:
             try:
-                self._legal = self._walk(session.cursor, tokens, force)
+                self._legal = self._walk(tokens, force)
             except Exception as error:
                 session.fail(as_request_error(error))
         return self._legal
@@ -86,12 +92,12 @@ class SessionGrammar:
         if session.finish is not None:
             bitmask[rows] = -1
             return None
-        assert session.cursor is not None
         all_legal = self._legal[: len(drafts)] == drafts
         legal = drafts if all_legal else self._legal
         ends_it = bool(legal) and legal[-1] in session.stops.stop_ids
         try:
-            restricts = fill_chain(session.cursor, legal, ends_it, bitmask, rows.start)
+            self._take_back()
+            restricts = fill_chain(self._cursor, legal, ends_it, bitmask, rows.start)
         except Exception as error:
             session.fail(as_request_error(error))
             bitmask[rows] = -1
@@ -132,11 +138,11 @@ class SessionGrammar:
         """
         session, stop_ids = self.session, self.session.stops.stop_ids
         self._legal = []
-        if session.finish is None and session.cursor is not None:
+        if session.finish is None:
             ends = next((i for i, token in enumerate(tokens) if token in stop_ids), None)
             self._owed += tokens if ends is None else tokens[: ends + 1]
             try:
-                self._walk(session.cursor, [], None)
+                self._walk([], None)
             except Exception as error:
                 session.fail(as_request_error(error))
             if ends is not None and session.finish is None:
@@ -146,20 +152,29 @@ class SessionGrammar:
         _log.error("specgrammar: request %s fails: %s", request_id, session.error)
         return False
 
-    def _walk(self, cursor: Cursor, drafts: list[int], force: Force | None) -> list[int]:
+    def _walk(self, drafts: list[int], force: Force | None) -> list[int]:
         """Move over what is owed; then the legal beginning of drafts, and of what `force` makes behind it."""
+        self._take_back()
+        accept_prefix = self._matcher.accept_prefix
         owed, self._owed = self._owed, []
-        num_legal = cursor.step_all([*owed, *drafts]) - len(owed)
+        num_legal = accept_prefix([*owed, *drafts]) - len(owed)
         if num_legal < 0:
             raise refuses(owed[num_legal], self._num_tokens + len(owed) + num_legal)
         self._num_tokens += len(owed)
         legal = drafts[:num_legal]
-        if force is not None and len(legal) < force.num_drafts and (text := cursor.forced_text()):
+        self._num_ahead = num_legal
+        if force is not None and num_legal < force.num_drafts and (text := self._cursor.forced_text()):
             self.run = force.draft(legal, text)
-            legal += self.run.chain[: cursor.step_all(self.run.chain)]
-        cursor.undo(len(legal))
-        cursor.settle()
+            num_forced = accept_prefix(self.run.chain)
+            self._num_ahead += num_forced
+            legal += self.run.chain[:num_forced]
         return legal
+
+    def _take_back(self) -> None:
+        """Stand behind what is committed, as far as it was moved over."""
+        num_ahead, self._num_ahead = self._num_ahead, 0
+        if num_ahead:
+            self._matcher.rollback(num_ahead)
 
     def rollback(self, num_tokens: int) -> NoReturn:
         """Refused, see the class."""

@@ -40,6 +40,9 @@ class Cursor:
         self.matcher = matcher
         self.walk_calls: CallsOver = calls_of(matcher)
         self.tree_filler: SupportsTreeFill | None = matcher if isinstance(matcher, SupportsTreeFill) else None
+        self._forcing: SupportsForcedTokens | None = (
+            matcher if isinstance(matcher, SupportsForcedTokens) else None
+        )
         self.gate = gate
         self.engaged: bool = True
         self.gate_state: Any = None  # the gate's own
@@ -110,8 +113,7 @@ class Cursor:
 
     def forced_text(self) -> bytes:
         """The only text with which the grammar can go on; empty where it has a choice or has not begun."""
-        matcher = self.matcher
-        return matcher.forced_text() if self.engaged and isinstance(matcher, SupportsForcedTokens) else b""
+        return self._forcing.forced_text() if self.engaged and self._forcing is not None else b""
 
     def settle(self) -> None:
         """Make all steps final."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -192,9 +193,10 @@ def failing(request: ToyRequest) -> ToyRequest:
     def refuse(*_: object) -> None:
         raise RuntimeError("out of order")
 
-    cursor = request.structured_output_request.grammar.session.cursor
-    cursor.walk_calls = cursor.step_all = refuse
-    cursor.tree_filler = None
+    grammar = request.structured_output_request.grammar
+    grammar._matcher = SimpleNamespace(accept_prefix=refuse, rollback=refuse)
+    grammar._cursor.walk_calls = refuse
+    grammar._cursor.tree_filler = None
     return request
 
 
