@@ -44,7 +44,8 @@ class Jobs:
 
     def finish(self) -> None:
         """Help, and wait for what others are at; raises what a job raised. Once only."""
-        self.work()
+        if self._left:
+            self.work()
         self._all_done.acquire()
         if self._errors:
             raise self._errors[0]

@@ -107,18 +107,18 @@ class SessionGrammar:
         return legal if restricts else None
 
     def accept_allowed(
-        self, tokens: list[int], drafts: list[int], bitmask: NDArray[np.int32], row: int
+        self, tokens: list[int], drafts: list[int], row: int, bitmask: NDArray[np.int32]
     ) -> bool:
         """Commit what was drawn behind drafts that `fill` returned; False, and nothing, where that is not so.
 
         Args:
             tokens: of one step, at least 1: some drafts, and one that the target chose.
             drafts: what `fill` returned.
-            bitmask: where it wrote.
             row: of the first draft.
+            bitmask: where it wrote.
         """
         num_drafts, token = len(tokens) - 1, tokens[-1]
-        if num_drafts > len(drafts) or tokens[:-1] != drafts[:num_drafts]:
+        if num_drafts and tokens[:-1] != drafts[:num_drafts]:
             return False
         if (
             not 0 <= token >> 5 < bitmask.shape[1]

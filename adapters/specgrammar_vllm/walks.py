@@ -117,20 +117,26 @@ class Walks:
         self._forced = forced
         self._reasons = manager.reasoner_cls is not None and not manager.enable_in_reasoning
         self._under_way: tuple[Filling, Jobs] | None = None
-        # Of the last step, by request id: its grammar, its legal drafts, and the row of the first.
-        self._drawn_behind: dict[str, tuple[SessionGrammar, list[int], int]] = {}
+        # Of the last step, by request id. To ask vLLM for a grammar costs as much as to look up what was drawn.
+        self._grammars: dict[str, SessionGrammar] = {}
+        self._drawn_behind: dict[str, tuple[list[int], int]] = {}  # legal drafts, and the row of the first
 
     def validate_tokens(self, request: Request, spec_tokens: list[int]) -> list[int]:
         """The longest prefix of drafts that is legal or not restricted yet, and behind it forced drafts."""
-        if not (spec_tokens or self._forced) or not request.use_structured_output:
+        if not (spec_tokens or self._forced):
             return spec_tokens
+        grammar = self._grammars.get(request.request_id)
+        if grammar is None:
+            if not request.use_structured_output:
+                return spec_tokens
+            grammar = _grammar(request)
         self._drop()
         drafts = _without_padding(spec_tokens)
         start = self._manager._get_constraint_bounds(request, drafts).grammar_start if self._reasons else 0
         if start > len(drafts) or (start == len(drafts) and self._forced is None):
             return drafts
         force = None if self._forced is None else self._forced.behind(request, drafts[:start])
-        return drafts[:start] + _grammar(request).validate_tokens(drafts[start:], force)
+        return drafts[:start] + grammar.validate_tokens(drafts[start:], force)
 
     def begin(
         self,
@@ -143,6 +149,7 @@ class Walks:
         Until `grammar_bitmask` is called no request of the step may be moved, and no list of drafts written to.
         """
         self._drop()
+        self._grammars.clear()
         self._drawn_behind.clear()
         names = structured_output_request_ids
         drafts = [scheduled_spec_decode_tokens.get(name, _NO_DRAFTS) for name in names]
@@ -177,8 +184,9 @@ class Walks:
             self.begin(requests, structured_output_request_ids, scheduled_spec_decode_tokens)
             under_way = self._under_way
         assert under_way is not None
-        filling, _ = under_way
-        self._drop()
+        filling, jobs = under_way
+        self._under_way = None
+        jobs.finish()
         return self._bitmask[: filling.rows[-1]]
 
     def accept_tokens(self, request: Request, new_token_ids: list[int]) -> bool:
@@ -186,12 +194,15 @@ class Walks:
 
         Then `new_token_ids` is emptied: what was drawn from a row that restricted nothing reaches nobody.
         """
-        self._drop()
-        found = self._drawn_behind.pop(request.request_id, None) if new_token_ids else None
-        if found is not None:
-            grammar, drafts, row = found
-            if grammar.accept_allowed(new_token_ids, drafts, self._bitmask, row):
-                self._learn(grammar, new_token_ids)
+        if self._under_way is not None:
+            self._drop()
+        name = request.request_id
+        drawn_behind = self._drawn_behind.pop(name, None) if new_token_ids else None
+        if drawn_behind is not None:
+            grammar = self._grammars[name]
+            if grammar.accept_allowed(new_token_ids, *drawn_behind, self._bitmask):
+                if self._forced is not None:
+                    self._learn(grammar, new_token_ids)
                 if self._reasons:
                     request.structured_output_request.reasoning_ended = True
                 return True
@@ -243,9 +254,10 @@ class Walks:
             )
         if grammar_start <= len(drafts):
             grammar, rows = _grammar(request), slice(row + grammar_start, end)
+            self._grammars[request.request_id] = grammar
             legal = grammar.fill(drafts[grammar_start:], self._bitmask, rows)
             if legal is not None and not (grammar_start or constraint_start):
-                self._drawn_behind[request.request_id] = grammar, legal, row
+                self._drawn_behind[request.request_id] = legal, row
             end = row + constraint_start
         self._bitmask[row:end] = -1  # what is still reasoning
 
