@@ -96,7 +96,8 @@ class SessionGrammar:
         legal = drafts if all_legal else self._legal
         ends_it = bool(legal) and legal[-1] in session.stops.stop_ids
         try:
-            self._take_back()
+            if self._num_ahead:
+                self._take_back()
             restricts = fill_chain(self._cursor, legal, ends_it, bitmask, rows.start)
         except Exception as error:
             session.fail(as_request_error(error))
@@ -154,7 +155,8 @@ class SessionGrammar:
 
     def _walk(self, drafts: list[int], force: Force | None) -> list[int]:
         """Move over what is owed; then the legal beginning of drafts, and of what `force` makes behind it."""
-        self._take_back()
+        if self._num_ahead:
+            self._take_back()
         accept_prefix = self._matcher.accept_prefix
         owed, self._owed = self._owed, []
         num_legal = accept_prefix([*owed, *drafts]) - len(owed)
@@ -173,8 +175,7 @@ class SessionGrammar:
     def _take_back(self) -> None:
         """Stand behind what is committed, as far as it was moved over."""
         num_ahead, self._num_ahead = self._num_ahead, 0
-        if num_ahead:
-            self._matcher.rollback(num_ahead)
+        self._matcher.rollback(num_ahead)
 
     def rollback(self, num_tokens: int) -> NoReturn:
         """Refused, see the class."""

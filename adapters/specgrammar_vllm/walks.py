@@ -130,12 +130,15 @@ class Walks:
             if not request.use_structured_output:
                 return spec_tokens
             grammar = _grammar(request)
-        self._drop()
-        drafts = _without_padding(spec_tokens)
+        if self._under_way is not None:
+            self._drop()
+        drafts = _without_padding(spec_tokens) if -1 in spec_tokens else spec_tokens
         start = self._manager._get_constraint_bounds(request, drafts).grammar_start if self._reasons else 0
         if start > len(drafts) or (start == len(drafts) and self._forced is None):
             return drafts
         force = None if self._forced is None else self._forced.behind(request, drafts[:start])
+        if not start:
+            return grammar.validate_tokens(drafts, force)
         return drafts[:start] + grammar.validate_tokens(drafts[start:], force)
 
     def begin(
