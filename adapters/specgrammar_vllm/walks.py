@@ -147,7 +147,7 @@ class Walks:
         structured_output_request_ids: Sequence[str],
         scheduled_spec_decode_tokens: Mapping[str, list[int]],
     ) -> None:
-        """Begin with the rows that `grammar_bitmask` will be asked for, aside where that is worth it.
+        """Begin, beside the scheduler, with the rows that `grammar_bitmask` will be asked for.
 
         Until `grammar_bitmask` is called no request of the step may be moved, and no list of drafts written to.
         """
