@@ -10,7 +10,7 @@ from threading import Lock, Thread
 class Jobs:
     """A step's jobs, numbered: whoever has time takes the next."""
 
-    __slots__ = ("_all_done", "_errors", "_job", "_left", "_not_done")
+    __slots__ = ("_all_done", "_error", "_job", "_left", "_not_done")
 
     def __init__(self, job: Callable[[int], None], num_jobs: int) -> None:
         """Begin with none.
@@ -20,9 +20,9 @@ class Jobs:
             num_jobs: how many.
         """
         self._job = job
-        self._left = list(range(num_jobs))
-        self._not_done = [*self._left]
-        self._errors: list[BaseException] = []
+        self._left = [*range(num_jobs)]
+        self._not_done = [*range(num_jobs)]
+        self._error: BaseException | None = None
         self._all_done = Lock()
         if num_jobs:
             self._all_done.acquire()
@@ -38,7 +38,7 @@ class Jobs:
             try:
                 self._job(number)
             except BaseException as error:
-                self._errors.append(error)
+                self._error = error
             if self._not_done.pop() == 0:
                 self._all_done.release()
 
@@ -47,8 +47,8 @@ class Jobs:
         if self._left:
             self.work()
         self._all_done.acquire()
-        if self._errors:
-            raise self._errors[0]
+        if self._error is not None:
+            raise self._error
 
 
 class FillThreads:

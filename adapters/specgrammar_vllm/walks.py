@@ -10,50 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.errors import SpecGrammarError
 from specgrammar_vllm.ahead import FillThreads, Jobs
-from specgrammar_vllm.forced import ForcedDrafts, RunningRequest
+from specgrammar_vllm.filling import Bounds, Filling, Request
+from specgrammar_vllm.forced import ForcedDrafts
 from specgrammar_vllm.grammar import SessionGrammar
-
-_NO_DRAFTS: list[int] = []
-
-
-class Request(RunningRequest, Protocol):
-    """vLLM's `Request`, as far as it is read here."""
-
-    @property
-    def request_id(self) -> str:
-        """Unique among the requests in flight."""
-        ...
-
-    @property
-    def use_structured_output(self) -> bool:
-        """Whether it has a grammar."""
-        ...
-
-    @property
-    def structured_output_request(self) -> Any:
-        """None, or vLLM's `StructuredOutputRequest`: `grammar` is read, `reasoning_ended` is set."""
-        ...
-
-
-class Bounds(Protocol):
-    """vLLM's `ConstraintBounds`: indices into a request's tokens of one step."""
-
-    @property
-    def grammar_start(self) -> int:
-        """The first token that the grammar moves over."""
-        ...
-
-    @property
-    def constraint_start(self) -> int:
-        """The first token that a row restricts."""
-        ...
 
 
 class Manager(Protocol):
@@ -74,23 +40,6 @@ class Manager(Protocol):
     ) -> Bounds:
         """Where reasoning ends and the grammar begins."""
         ...
-
-
-class Filling(NamedTuple):
-    """A step whose rows are being filled.
-
-    Attributes:
-        requests: that have a grammar.
-        drafts: of each.
-        rows: the first row of each, and behind them how many there are.
-        bounds: of each; None where nothing reasons.
-    """
-
-    request_ids: list[str]
-    drafts: list[list[int]]
-    requests: list[Request]
-    rows: list[int]
-    bounds: list[Bounds] | None
 
 
 class Walks:
@@ -154,20 +103,13 @@ class Walks:
         self._drop()
         self._grammars.clear()
         self._drawn_behind.clear()
-        names = structured_output_request_ids
-        drafts = [scheduled_spec_decode_tokens.get(name, _NO_DRAFTS) for name in names]
-        rows = [0]
-        for tokens in drafts:
-            rows.append(rows[-1] + len(tokens) + 1)
-        step = [requests[name] for name in names]
-        bounds = None
+        filling = Filling(structured_output_request_ids, requests, scheduled_spec_decode_tokens)
         if self._reasons:  # looked at here: vLLM's parsers are for one thread
-            bounds = [
+            filling.bounds = [
                 self._manager._get_constraint_bounds(request, _without_padding(tokens))
-                for request, tokens in zip(step, drafts, strict=True)
+                for request, tokens in zip(filling.requests, filling.drafts, strict=True)
             ]
-        filling = Filling([*names], drafts, step, rows, bounds)
-        self._under_way = filling, self._threads.start(partial(self._fill, filling), len(step))
+        self._under_way = filling, self._threads.start(partial(self._fill, filling), len(filling.requests))
 
     def grammar_bitmask(
         self,
@@ -181,9 +123,10 @@ class Walks:
         """
         if not structured_output_request_ids:
             return None
-        drafts = [scheduled_spec_decode_tokens.get(name, _NO_DRAFTS) for name in structured_output_request_ids]
         under_way = self._under_way
-        if under_way is None or under_way[0][:2] != (structured_output_request_ids, drafts):  # one was aborted
+        if under_way is None or not under_way[0].is_of(
+            structured_output_request_ids, scheduled_spec_decode_tokens
+        ):  # a request was aborted
             self.begin(requests, structured_output_request_ids, scheduled_spec_decode_tokens)
             under_way = self._under_way
         assert under_way is not None
