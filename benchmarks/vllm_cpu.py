@@ -56,6 +56,10 @@ ENGINES: dict[str, dict[str, Any]] = {
         "speculative_config": {**_OURS, "num_speculative_tokens": 8},
         "options": {"grammars": "specgrammar", **_CORPUS},
     },
+    "vLLM's rows, ngram with corpus, forced drafts up to 8": {
+        "speculative_config": {**_OURS, "num_speculative_tokens": 8},
+        "options": _CORPUS,
+    },
     "our rows, forced drafts up to 8 alone": {
         "speculative_config": {**_OURS, "num_speculative_tokens": 8},
         "options": {"grammars": "specgrammar", "algorithm": "none"},
