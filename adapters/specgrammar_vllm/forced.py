@@ -104,10 +104,11 @@ def forced_drafts_of(
     if obstacle and asked:
         raise ConfigError(f"specgrammar: forced_drafts: {obstacle}")
     speculative = vllm_config.speculative_config
-    if obstacle or not (asked or speculative.method in _CHOOSING_METHODS or speculative.model == _OUR_PROPOSER):
-        return (
-            None  # another's proposer may have probabilities; whoever asks for forced drafts has looked that up
-        )
+    if obstacle:
+        return None
+    # Another's proposer may have probabilities; whoever asks for forced drafts has looked that up.
+    if not (asked or speculative.method in _CHOOSING_METHODS or speculative.model == _OUR_PROPOSER):
+        return None
     try:
         return ForcedDrafts(read_vocabulary(), vllm_config.num_speculative_tokens)
     except ModelError as error:

@@ -65,16 +65,10 @@ class XGrammarMatcher:
 
     def accept_prefix(self, tokens: Sequence[int]) -> int:
         """See `GrammarMatcher.accept_prefix`."""
-        # As `accept`, whose call costs as much as what it does.
-        legal, accept_token = self._legal, self._accept_token
+        accept = self.accept
         for num_accepted, token in enumerate(tokens):
-            if self._finished or not 0 <= token < len(legal) or not legal[token]:
+            if not accept(token):
                 return num_accepted
-            if not accept_token(token, False):
-                return num_accepted
-            self._num_accepted += 1
-            if legal[token] == ENDS:
-                self._finished = self._is_terminated()
         return len(tokens)
 
     def rollback(self, num_tokens: int) -> None:
