@@ -54,7 +54,7 @@ class Filling:
         bounds: of each; None where nothing reasons.
     """
 
-    __slots__ = ("bounds", "drafts", "request_ids", "requests", "rows")
+    __slots__ = ("_scheduled", "bounds", "drafts", "request_ids", "requests", "rows")
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class Filling:
     ) -> None:
         """Lay out the rows: for each request one before each draft, and the bonus row."""
         self.request_ids: list[str] = [*request_ids]
+        self._scheduled = scheduled_spec_decode_tokens
         self.requests: list[Request] = []
         self.drafts: list[list[int]] = []
         self.rows: list[int] = [0]
@@ -77,6 +78,5 @@ class Filling:
             self.rows.append(row)
 
     def is_of(self, request_ids: list[str], scheduled_spec_decode_tokens: Mapping[str, list[int]]) -> bool:
-        """Whether these are the requests and drafts that it was made for."""
-        drafts = [scheduled_spec_decode_tokens.get(name, _NO_DRAFTS) for name in request_ids]
-        return self.request_ids == request_ids and self.drafts == drafts
+        """Whether this is the step that it was made for, and no request was aborted since."""
+        return self._scheduled is scheduled_spec_decode_tokens and self.request_ids == request_ids

@@ -42,6 +42,7 @@ class SessionGrammar:
         self.run: ForcedRun | None = None
         self._cursor: Cursor = session.cursor
         self._matcher: GrammarMatcher = session.cursor.matcher  # moved by itself: each call is on vLLM's way
+        self._stop_ids = session.stops.stop_ids
         self._num_tokens = 0
         self._num_ahead = 0  # drafts behind which the matcher stands
         self._owed: list[int] = []  # committed, and not moved over yet
@@ -94,7 +95,7 @@ class SessionGrammar:
             return None
         all_legal = self._legal[: len(drafts)] == drafts
         legal = drafts if all_legal else self._legal
-        ends_it = bool(legal) and legal[-1] in session.stops.stop_ids
+        ends_it = bool(legal) and legal[-1] in self._stop_ids
         try:
             if self._num_ahead:
                 self._take_back()
@@ -107,26 +108,27 @@ class SessionGrammar:
         bitmask[last + 1 : rows.stop] = -1 if all_legal else bitmask[last]
         return legal if restricts else None
 
-    def accept_allowed(
-        self, tokens: list[int], drafts: list[int], row: int, bitmask: NDArray[np.int32]
-    ) -> bool:
+    def accept_allowed(self, tokens: list[int], drafts: list[int], row: int, words: memoryview) -> bool:
         """Commit what was drawn behind drafts that `fill` returned; False, and nothing, where that is not so.
 
         Args:
             tokens: of one step, at least 1: some drafts, and one that the target chose.
             drafts: what `fill` returned.
             row: of the first draft.
-            bitmask: where it wrote.
+            words: the memory in which it wrote.
         """
+        if self.session.finish is not None:
+            return False  # it has failed since its rows were filled
         num_drafts, token = len(tokens) - 1, tokens[-1]
         if num_drafts and tokens[:-1] != drafts[:num_drafts]:
             return False
-        if (
-            not 0 <= token >> 5 < bitmask.shape[1]
-            or not bitmask.item(row + num_drafts, token >> 5) >> (token & 31) & 1
-        ):
+        try:
+            is_allowed = token >= 0 and words[row + num_drafts, token >> 5] >> (token & 31) & 1
+        except IndexError:
+            return False  # no id of the vocabulary
+        if not is_allowed:
             return False
-        if not self.session.stops.stop_ids.isdisjoint(tokens):
+        if not self._stop_ids.isdisjoint(tokens):
             self.session.finish = "stop"
         self._owed += tokens
         self._legal = []
@@ -137,7 +139,7 @@ class SessionGrammar:
 
         What comes behind the end of the grammar is not restricted and is ignored (`ignore_eos`).
         """
-        session, stop_ids = self.session, self.session.stops.stop_ids
+        session, stop_ids = self.session, self._stop_ids
         self._legal = []
         if session.finish is None:
             ends = next((i for i, token in enumerate(tokens) if token in stop_ids), None)

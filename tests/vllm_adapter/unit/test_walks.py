@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specgrammar.errors import DeadEndError, SpecGrammarError
+from specgrammar.errors import DeadEndError, MatcherError, SpecGrammarError
 from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec
 from specgrammar.testing.toys import STOP, VOCABULARY
 from specgrammar_vllm.walks import Walks
@@ -310,6 +310,18 @@ def test_a_token_from_a_row_behind_which_nothing_can_follow_is_not_kept(name: st
     drawn = [A, A, B]
     assert not walks.accept_tokens(request, drawn)
     assert drawn == []
+
+
+@pytest.mark.parametrize("drawn", [[A], [STOP]])
+def test_a_request_that_fails_between_its_rows_and_its_tokens_stays_failed(drawn: list[int]) -> None:
+    walks, _ = new_walks()
+    request = new_request("r", "a*")
+    walks.grammar_bitmask({"r": request}, ["r"], {})
+    grammar = request.structured_output_request.grammar  # type: ignore[union-attr]  # made with one
+    grammar.session.fail(MatcherError("a later step's drafts broke it"))
+    assert not walks.accept_tokens(request, drawn)
+    assert drawn == []
+    assert grammar.session.error is not None
 
 
 def test_tokens_are_looked_up_in_no_other_steps_rows() -> None:
