@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from examples.train_eagle.chat import FORMS, chat_prompt
+from examples.train_eagle.chat import chat_prompt
 from examples.train_eagle.domains import DOMAINS
 from examples.train_eagle.extraction import json_prompt
 from examples.train_eagle.functions import function_prompt
@@ -19,9 +19,8 @@ from examples.train_eagle.functions import function_prompt
 Split = Literal["train", "validation"]
 
 HELD_OUT_DOMAINS = ("law", "real estate", "biology")
-_NUM_HELD_OUT_FORMS = 6
 
-_SHARES = {"function": 0.66, "json": 0.16, "chat": 0.18}
+_SHARES = {"function": 0.3, "json": 0.1, "chat": 0.6}
 _SAMPLED = 0.25
 """The share of training answers that are sampled, so that the head also meets texts off the greedy path."""
 
@@ -54,9 +53,7 @@ def tasks(split: Split, seed: int) -> Iterator[Task]:
         kind = random.choices(list(_SHARES), list(_SHARES.values()))[0]
         schema: str | None
         if kind == "chat":
-            (prompt, family), schema = chat_prompt(random), None
-            if _is_held_out(family) != (split == "validation"):
-                continue
+            (prompt, family), schema = chat_prompt(random, split), None
         elif kind == "json":
             prompt, schema, family = json_prompt(random, names)
         else:
@@ -66,8 +63,3 @@ def tasks(split: Split, seed: int) -> Iterator[Task]:
         seen.add(prompt)
         is_sampled = split == "train" and random.random() < _SAMPLED
         yield Task(kind, prompt, schema, family, 0.7 if is_sampled else 0.0)
-
-
-def _is_held_out(form: str) -> bool:
-    """A fixed share of the forms of chat prompts, spread over the list."""
-    return FORMS.index(form) % (len(FORMS) // _NUM_HELD_OUT_FORMS) == 1
