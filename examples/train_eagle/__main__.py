@@ -37,6 +37,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--updates", type=int, metavar="N", help=f"updates of the weights (default {FULL.recipe.num_updates})"
     )
+    made.add_argument(
+        "--begin",
+        type=Path,
+        metavar="HEAD",
+        help="folder of a head to go on from with other data (default: a new head)",
+    )
     made.add_argument("--seed", type=int, default=0, help="of the prompts and of the training (default 0)")
     made.add_argument("--quick", action="store_true", help="a minute's run that shows that everything works")
     return made
@@ -46,9 +52,20 @@ def plan_of(options: argparse.Namespace) -> Plan:
     """The plan that a command line asks for."""
     base = QUICK if options.quick else FULL
     num_updates = base.recipe.num_updates if options.updates is None else options.updates
-    recipe = Recipe(**{**vars(base.recipe), "num_updates": num_updates, "seed": options.seed})
+    # A head that can draft already learns at every depth from the beginning.
+    first_depth = base.recipe.first_depth if options.begin is None else base.recipe.depth
+    changed = {"num_updates": num_updates, "seed": options.seed, "first_depth": first_depth}
+    recipe = Recipe(**{**vars(base.recipe), **changed})
     num_answers = base.num_answers if options.answers is None else options.answers
-    return Plan(**{**vars(base), "num_answers": num_answers, "seed": options.seed, "recipe": recipe})
+    return Plan(
+        **{
+            **vars(base),
+            "num_answers": num_answers,
+            "seed": options.seed,
+            "recipe": recipe,
+            "begin": options.begin,
+        }
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

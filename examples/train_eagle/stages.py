@@ -35,6 +35,7 @@ class Plan:
         longest: most tokens of an answer; see `answers.MAX_TOKENS` too.
         seed: of the prompts, and of sampled answers.
         recipe: of the training.
+        begin: folder of a head to begin with; None for a new one.
     """
 
     num_answers: int
@@ -44,6 +45,7 @@ class Plan:
     longest: int
     seed: int
     recipe: Recipe
+    begin: Path | None = None
 
 
 def make_answers(workshop: Workshop, plan: Plan, split: Split, report: Report) -> list[Path]:
@@ -91,9 +93,11 @@ def train_head(
     examples = load_examples(train_paths, columns, norm_eps)
     aside = load_examples(held_out, columns, norm_eps)
     report(f"training on {len(examples)} answers of {sum(e.answer_length for e in examples)} tokens")
-    head = workshop.new_head(draft_ids(examples, workshop), plan.recipe.seed).bfloat16()
-    log = train(head, examples, aside, plan.recipe, workshop.folder, report)
-    return head.float(), log
+    head = workshop.new_head(draft_ids(examples, workshop), plan.recipe.seed)
+    if plan.begin is not None:
+        head.load_state_dict(workshop.load_head(plan.begin).state_dict())
+    log = train(head.bfloat16(), examples, aside, plan.recipe, workshop.folder, report)
+    return head, log
 
 
 def draft_ids(examples: Sequence[Example], workshop: Workshop) -> Any:

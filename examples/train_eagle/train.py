@@ -29,7 +29,8 @@ class Recipe:
     Attributes:
         num_updates: of the weights, in all.
         num_positions: answer positions in one update.
-        depth: tokens that are drafted in training-time test; shallow at first, see `depth_at`.
+        depth: tokens that are drafted in training-time test.
+        first_depth: of the first updates; see `depth_at`.
         decay: weight of a depth over the one before it.
         text_share: free texts in an epoch; they are long, and all of them would outweigh the JSON.
         learning_rate: after the warm-up; it then falls as a cosine to a hundredth.
@@ -42,6 +43,7 @@ class Recipe:
     num_updates: int
     num_positions: int = 1536
     depth: int = 4
+    first_depth: int = 1
     decay: float = 0.8
     text_share: float = 0.8
     learning_rate: float = 1.5e-3
@@ -51,10 +53,10 @@ class Recipe:
     seed: int = 0
 
     def depth_at(self, update: int) -> int:
-        """How deep an update drafts: one token for the first quarter, all of them for the last third."""
+        """How deep an update drafts: at first `first_depth`, from a quarter on more, all of it from 0.7 on."""
         progress = update / self.num_updates
         deeper = math.ceil((progress - 0.25) / 0.42 * (self.depth - 1))
-        return min(self.depth, 1 + max(0, deeper))
+        return min(self.depth, max(self.first_depth, 1 + deeper))
 
     def rate_at(self, update: int) -> float:
         """The learning rate of an update."""
@@ -73,7 +75,7 @@ def train(
     report: Callable[[str], None],
     save_every: int = 100,
 ) -> list[dict[str, Any]]:
-    """Train a head; goes on from `folder` where an earlier run with the same recipe stopped.
+    """Train a head, which is in float32 then; goes on from `folder` where an earlier run with the same recipe stopped.
 
     Returns:
         The log: per `save_every` updates the losses and the shares of right drafts by depth, of the training
@@ -135,6 +137,7 @@ def train(
                 report(_line(entry, recipe.num_updates, seconds, left))
             if update == recipe.num_updates:
                 break
+    _take_over(head.float(), master)  # bfloat16 is coarser than what is exported
     head.eval()
     return log
 
