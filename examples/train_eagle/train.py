@@ -75,7 +75,9 @@ def train(
     report: Callable[[str], None],
     save_every: int = 100,
 ) -> list[dict[str, Any]]:
-    """Train a head, which is in float32 then; goes on from `folder` where an earlier run with the same recipe stopped.
+    """Train a head; goes on from `folder` where an earlier run with the same recipe stopped.
+
+    The head is in float32 then, and holds more digits than it was trained to compute with.
 
     Returns:
         The log: per `save_every` updates the losses and the shares of right drafts by depth, of the training
@@ -137,7 +139,7 @@ def train(
                 report(_line(entry, recipe.num_updates, seconds, left))
             if update == recipe.num_updates:
                 break
-    _take_over(head.float(), master)  # bfloat16 is coarser than what is exported
+    _take_over(head.float(), master)
     head.eval()
     return log
 
