@@ -19,10 +19,11 @@ from specgrammar.registry import ALGORITHMS, create
 from specgrammar.runtime.request import Request
 from specgrammar.spec.merged.acceptance import Acceptance
 from specgrammar.spec.merged.algorithm import MergedAlgorithm
-from specgrammar.spec.merged.budget import NodeBudget, StepCosts
+from specgrammar.spec.merged.budget import NodeBudget
 from specgrammar.spec.merged.producer import MergedProducer
 from specgrammar.spec.merged.trie import DraftTrie, Origin
 from specgrammar.spec.sampling import SamplingParams
+from specgrammar.spec.step_costs import StepCosts
 from specgrammar.testing.toy_target import toy_engine
 from specgrammar.testing.toys import TEXTS, VOCABULARY
 from tests.spec.drafting import context, paths
@@ -88,7 +89,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fixed: float, each: float) -> None:
         self.now, self.fixed, self.each, self.generation = 0.0, fixed, each, 0
-        monkeypatch.setattr("specgrammar.spec.merged.budget.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("specgrammar.spec.step_costs.time.perf_counter", lambda: self.now)
 
     def step(self, budget: NodeBudget, chances: Sequence[float], bs: int = 1) -> int:
         budget.begin([f"{name}{self.generation}" for name in range(bs)])

@@ -1,45 +1,14 @@
 """How many nodes a step verifies: as many as pay for themselves.
 
-A node pays while the tokens that it is expected to add are worth the time that it adds. What a step costs is
-measured on the steps themselves, so it is that of this machine, model and batch; nothing is set by hand. In the
-first steps of a batch size budgets take turns, so that the curve has points.
+A node pays while the tokens that it is expected to add are worth the time that it adds, which is measured
+(`step_costs`).
 """
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Sequence
 
-_TRIAL_SHARES = (1.0, 0.5, 0.25, 0.0)
-"""Of the largest budget, in turns; the first steps also load code and memory, so each is seen several times."""
-_NUM_TRIALS = 5
-_KEPT = 32
-"""Times that are kept of steps of about a size, the newest."""
-
-Agree = Callable[[int], int]
-
-
-class StepCosts:
-    """Seconds of a step by its number of nodes, for one batch size."""
-
-    def __init__(self) -> None:
-        """Nothing was measured."""
-        self._seconds: dict[int, list[float]] = {}
-
-    def add(self, num_nodes: int, seconds: float) -> None:
-        """One step was measured."""
-        times = self._seconds.setdefault(_size_class(num_nodes), [])
-        times.append(seconds)
-        del times[:-_KEPT]
-
-    def curve(self, most: int) -> list[float]:
-        """Seconds of a step of 0, 1, ..., `most` nodes; never falling."""
-        sizes = sorted(self._seconds)
-        times = [self._seconds[size] for size in sizes]
-        seconds = _never_falling([median(some) for some in times], [len(some) for some in times])
-        return [_between(sizes, seconds, size) for size in range(most + 1)]
+from specgrammar.spec.step_costs import Agree, StepCosts, StepTimer, Trials
 
 
 class NodeBudget:
@@ -51,20 +20,16 @@ class NodeBudget:
     def __init__(self, agree: Agree = lambda number: number) -> None:
         """Nothing was measured."""
         self._agree = agree
+        self._timer, self._trials = StepTimer(), Trials()
         self._costs: dict[int, StepCosts] = {}
-        self._num_steps: dict[int, int] = {}
-        self._requests: tuple[str, ...] = ()
-        self._num_nodes, self._begin = 0, 0.0  # of the step that runs
+        self._num_nodes = 0  # of the step that runs
 
     def begin(self, requests: Sequence[str]) -> None:
-        """A step of these requests begins, so that what the one before took is known.
-
-        Where others took part in it that is not counted: prompts were computed between the two.
-        """
-        now, bs = time.perf_counter(), len(requests)
-        if self._requests == tuple(requests):
-            self._costs.setdefault(bs, StepCosts()).add(self._num_nodes, now - self._begin)
-        self._requests, self._num_nodes, self._begin = tuple(requests), bs, now
+        """A step of these requests begins, so that what the one before took is known."""
+        bs, seconds = len(requests), self._timer.begin(requests)
+        if seconds is not None:
+            self._costs.setdefault(bs, StepCosts()).add(self._num_nodes, seconds)
+        self._num_nodes = bs
 
     def choose(self, chances: Sequence[float], bs: int) -> int:
         """How many of the drafts, the likeliest first, are verified.
@@ -73,12 +38,11 @@ class NodeBudget:
             chances: the probability that each draft is taken, falling.
             bs: requests of the step, whose roots are verified in any case.
         """
-        step = self._num_steps.get(bs, 0)
-        self._num_steps[bs] = step + 1
-        if step < _NUM_TRIALS * len(_TRIAL_SHARES) or bs not in self._costs:
-            number = round(len(chances) * _TRIAL_SHARES[step % len(_TRIAL_SHARES)])
+        share = self._trials.next_share(bs)
+        if share is not None:
+            number = round(len(chances) * share)
         else:
-            number = self._agree(self._best(chances, bs))
+            number = self._agree(self._best(chances, bs) if bs in self._costs else len(chances))
         self._num_nodes = bs + number
         return number
 
@@ -92,36 +56,3 @@ class NodeBudget:
             if index < len(chances):
                 tokens += chances[index]
         return number
-
-
-def _size_class(num_nodes: int) -> int:
-    """Sizes with one cost: about eight to a doubling."""
-    step = 1 << max(0, num_nodes.bit_length() - 4)
-    return num_nodes // step * step
-
-
-def _never_falling(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The values that never fall and are nearest, by weighted squares: neighbours that fall are joined."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight and number of values
-    for value, weight in zip(values, weights, strict=True):
-        blocks.append((value, weight, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (left, left_weight, left_count), (right, right_weight, right_count) = blocks[-2:]
-            total = left_weight + right_weight
-            mean = (left * left_weight + right * right_weight) / total
-            blocks[-2:] = [(mean, total, left_count + right_count)]
-    return [mean for mean, _, count in blocks for _ in range(count)]
-
-
-def _between(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float:
-    """The straight line between the points beside a size; behind the last that from the first to it."""
-    right = bisect_left(sizes, size)
-    if right == 0:
-        return seconds[0]
-    left = right - 1
-    if right == len(sizes):
-        left, right = 0, left
-    if left == right:
-        return seconds[left]
-    share = (size - sizes[left]) / (sizes[right] - sizes[left])
-    return seconds[left] + share * (seconds[right] - seconds[left])
