@@ -1,5 +1,7 @@
 """Prune before verify: drafts that the grammar forbids cost no forward where they are known before it.
 
+Padding, which is what a device's fixed shapes leave of nodes that it cut, goes with them.
+
 An illegal draft is never accepted, whatever the target says, so cutting it changes no token: only fewer nodes
 are verified. A node that was *drawn* from a stated distribution stays where its parent can be reached, legal
 or not: rejection sampling needs it (p = (.5, .5, 0), q = (.5, 0, .5), the illegal draw left out, then a draw
@@ -37,9 +39,9 @@ def can_prune(tree: DraftTree, needs: Needs, device: Device) -> bool:
 
 
 def prune_illegal(tree: DraftTree, host: HostTree, sessions: Sequence[GrammarSession]) -> DraftTree:
-    """The tree without the drafts that the grammars forbid; itself where there are none.
+    """The tree without padding and the drafts that the grammars forbid; itself where there are none.
 
-    Requests that no grammar restricts yet, or that are over, keep all their nodes. A grammar that fails ends
+    Requests that no grammar restricts yet, or that are over, keep all their drafts. A grammar that fails ends
     its request alone.
 
     Args:
@@ -53,7 +55,8 @@ def prune_illegal(tree: DraftTree, host: HostTree, sessions: Sequence[GrammarSes
     row_of_node = None if tree.sampled is None else tree.sampled.row_of_node
     is_drawn = np.zeros(host.num_nodes, np.bool_) if row_of_node is None else row_of_node >= 0
     parents = host.parents()
-    is_kept = np.ones(host.num_nodes, np.bool_)
+    is_kept = parents >= 0  # not so for roots and padding
+    is_kept[host.cu_nodes[:-1]] = True
     cut: list[PrunedDraft] = []
     for request, (session, nodes) in enumerate(zip(sessions, RequestNodes.of(host), strict=True)):
         if len(nodes.tokens) == 1 or not session.engaged or session.finish is not None:

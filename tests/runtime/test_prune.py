@@ -200,6 +200,22 @@ def test_fewer_nodes_are_verified() -> None:
     assert counts.num_accepted == trace.num_accepted > 0
 
 
+def test_padding_is_left_out_with_and_without_a_grammar() -> None:
+    """A device's trees have one capacity, and what it cut costs no forward."""
+    next_token = np.array([[1, 2, -1, -1], [1, -1, -1, -1], [-1, -1, -1, -1]])
+    tokens = np.array([[C, A, B, -1], [C, B, -1, -1], [C, -1, -1, -1]])
+    host = HostTree.from_dense(tokens, next_token, np.full((3, 4), -1))
+    tree = replace(DraftTree.from_host(0, host, source=np.arange(12, dtype=np.int16) % 2), sources=("a", "b"))
+    sessions = [session_of(None), session_of(GrammarSpec.regex("a[ab]*")), session_of(None)]
+    pruned = prune_illegal(tree, host, sessions)
+    assert pruned.host is not None
+    assert pruned.source is not None
+    assert pruned.cu_nodes.tolist() == [0, 3, 4, 5]
+    assert pruned.host.draft_tokens.tolist() == [C, A, B, C, C]
+    assert pruned.source.tolist() == [0, 1, 0, 0, 0]
+    assert pruned.pruned == (PrunedDraft(1, (B,), 1, "illegal"),), "padding was no draft"
+
+
 def test_nothing_that_overlaps_is_lost_by_it() -> None:
     chain = DraftTree.from_host(0, HostTree.from_chains([[A, B]]))
     root = DraftTree.from_host(0, HostTree.roots([A]))
