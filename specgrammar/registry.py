@@ -161,12 +161,15 @@ def create(group: Group, name: str, *args: Any, **options: Any) -> Any:
 
 
 def algorithm_of(config: Config) -> SpecAlgorithm:
-    """The algorithm that a configuration names, under its budget; raises as `create` does."""
+    """The algorithm that a configuration names, under its budget; raises as `create` does.
+
+    One that has an option `budget` keeps to it by itself; any other is cut from outside, as a merged one.
+    """
     name, options = config.algorithm, dict(config.algorithm_options)
     if config.budget is None:
         made: SpecAlgorithm = create(ALGORITHMS, name, **options)
         return made
-    if "+" in name:
+    if "+" in name or "budget" in option_names(find(ALGORITHMS, name).load()):
         if "budget" in options:
             raise ConfigError(
                 "config: both budget and the algorithm's option 'budget' are set; drop the option"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,6 +108,44 @@ def test_the_output_is_that_of_none(device: str, shape: str, grammar_aware: bool
     overlaps = made.runs_aside and not grammar_aware
     assert (engine.trace.num_overlapped_steps > 0) == overlaps
     assert (engine.trace.num_rejected_by_grammar + engine.trace.num_pruned == 0) == grammar_aware
+
+
+@pytest.mark.parametrize("budget", [1, 2, "auto"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_budget_changes_neither_the_output_nor_the_shapes(
+    device: str, shape: str, budget: int | str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` with nodes that cost as much as they may: from steps that take half as long again for each."""
+    right = told(outputs_of(engine_of(InlineDevice(), "none")))
+    engine = engine_of(DEVICES[device](), "eagle", head=str(folder), budget=budget, **SHAPES[shape])
+    propose, capacity, steps = EagleProducer.propose, SHAPES[shape]["num_draft_tokens"], []
+    now = 0.0
+    monkeypatch.setattr("specgrammar.spec.step_costs.time.perf_counter", lambda: now)
+
+    def seen(self: EagleProducer, batch: DecodeBatch) -> DraftTree:
+        nonlocal now
+        tree = propose(self, batch)
+        drafts = [view.max_draft_tokens > 0 for view in batch.requests]
+        assert np.diff(tree.cu_nodes).tolist() == [capacity if any(drafts) else 1] * len(batch)
+        if tree.made is None:
+            return tree
+        assert isinstance(tree.device.draft_tokens, torch.Tensor)
+        tree.made.wait()
+        num_kept = int((tree.device.draft_tokens >= 0).sum()) - len(batch)
+        now += 1.0 + 0.5 * num_kept
+        steps.append((len(batch), num_kept))
+        return tree
+
+    monkeypatch.setattr(EagleProducer, "propose", seen)
+    assert told(outputs_of(engine)) == right
+    assert len(steps) > 15
+    if budget == "auto":
+        assert any(num_kept == bs * (capacity - 1) for bs, num_kept in steps), "tried"
+        assert any(num_kept == 0 for _, num_kept in steps)
+    else:
+        assert all(num_kept <= int(budget) * bs for bs, num_kept in steps)
+        assert any(num_kept == int(budget) * bs for bs, num_kept in steps)
 
 
 def expected_tree(folder: Path, history: list[int], own: list[int], shape: dict[str, Any]) -> list[int]:

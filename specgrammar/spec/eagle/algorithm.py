@@ -35,6 +35,10 @@ class EagleAlgorithm:
         num_draft_tokens: nodes that are verified, the root included: the most probable ones of a tree.
         grammar_aware: mask the head's own logits by the grammar, so that no node is illegal. The grammar has to
             advance before each draft then, and nothing of that is hidden under the forward.
+        budget: draft tokens of a step and request on average, the most probable of the batch: a number, or
+            `auto` to stop each branch that does not pay for its verification, by the measured costs of this
+            machine's steps and by what is accepted (see `budget`). What is cut stays as padding: shapes do not
+            change. None: all.
     """
 
     head: str = SHIPPED
@@ -42,6 +46,7 @@ class EagleAlgorithm:
     topk: int = 4
     num_draft_tokens: int = 16
     grammar_aware: bool = False
+    budget: int | Literal["auto"] | None = None
     api_version: Literal[1] = field(default=ALGORITHM_API_VERSION, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +57,8 @@ class EagleAlgorithm:
         check_choice("eagle: grammar_aware", self.grammar_aware, (False, True))
         most = 1 + self.topk + self.topk**2 * (self.num_steps - 1)
         check_int("eagle: num_draft_tokens", self.num_draft_tokens, 2, most)
+        if self.budget is not None and self.budget != "auto":
+            check_int("eagle: budget (auto, or a number)", self.budget, 1)
 
     @property
     def topology(self) -> Topology:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specgrammar.spec.eagle.budget import Cut
+
 
 def is_chain(topk: int, num_steps: int, num_draft_tokens: int) -> bool:
     """Whether every node that is drafted is verified, and none has a sibling."""
@@ -46,8 +48,15 @@ class ChainGrowth:
         """The outputs as they are: the frontier is the last node's child."""
         return outputs
 
-    def build(self, roots: Tensor) -> Tensor:
-        """The chains, int64 `[bs, 1 + num_steps]`, -1 from the first token on that is no draft."""
-        tokens = torch.cat(self._tokens, dim=1)
-        is_draft = (torch.cat(self._logprobs, dim=1) > -torch.inf).cumprod(dim=1).bool()
-        return torch.cat((roots[:, None], tokens.where(is_draft, -1)), dim=1)
+    def build(self, roots: Tensor, cut: Cut | None = None) -> Tensor:
+        """The chains, int64 `[bs, 1 + num_steps]`, -1 from the first token on that is no draft.
+
+        Args:
+            roots: int64 `[bs]`.
+            cut: leaves out their tails; None for none.
+        """
+        scores = torch.cat(self._logprobs, dim=1).cumsum(dim=1)  # never rises: what is no draft has none behind
+        if cut is not None:
+            scores = cut(scores)
+        tokens = torch.cat(self._tokens, dim=1).where(scores > -torch.inf, -1)
+        return torch.cat((roots[:, None], tokens), dim=1)

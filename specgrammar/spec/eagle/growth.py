@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specgrammar.spec.eagle.budget import Cut
 from specgrammar.spec.eagle.build import BuiltTrees, best, build_trees
 
 
@@ -74,14 +75,20 @@ class Growth:
         """What the frontier's nodes are expanded with: of outputs `[bs, topk, size]`, their parents'."""
         return outputs.gather(1, self.above[:, :, None].expand(-1, -1, outputs.shape[2]))
 
-    def build(self, roots: Tensor, num_nodes: int) -> BuiltTrees:
+    def build(self, roots: Tensor, num_nodes: int, cut: Cut | None = None) -> BuiltTrees:
         """Keep each root and its best `num_nodes - 1` nodes.
 
         Args:
             roots: int64 `[bs]`.
             num_nodes: N; places that no node fills are padding.
+            cut: leaves out some of these nodes; None for none.
         """
-        return build_trees(roots, *self.candidates(), num_nodes)
+        tokens, parents, scores = self.candidates()
+        if cut is not None:
+            # Asked about what a tree has room for alone, so that none of a batch's budget is given in vain.
+            kept = best(scores, num_nodes - 1)
+            scores = torch.full_like(scores, -torch.inf).scatter(1, kept, cut(scores.gather(1, kept)))
+        return build_trees(roots, tokens, parents, scores, num_nodes)
 
     def candidates(self) -> tuple[Tensor, Tensor, Tensor]:
         """All nodes so far, in the order in which they were found: what `build_trees` takes, `[bs, C]` each."""

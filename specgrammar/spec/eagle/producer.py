@@ -2,7 +2,7 @@
 
     take in      what was committed since the last draft, with the target's features of it
     grow         the root's best children, then level by level the best of theirs
-    build        the best nodes, as the tree that is verified
+    build        the best nodes, as far as they pay, as the tree that is verified
 
 All of it is one piece of launched work that reads what the step before leaves on the stream, so that the host
 neither waits for it nor for that step.
@@ -21,6 +21,7 @@ from specgrammar.checks import refused
 from specgrammar.protocols.spec import Commit, DecodeBatch, Needs, ProducerContext, RequestView
 from specgrammar.protocols.target import SupportsFeatures
 from specgrammar.spec.eagle.algorithm import EagleAlgorithm
+from specgrammar.spec.eagle.budget import BranchBudget, Cut
 from specgrammar.spec.eagle.chain_growth import ChainGrowth, is_chain
 from specgrammar.spec.eagle.growth import Growth
 from specgrammar.spec.eagle.head import EagleHead
@@ -71,12 +72,16 @@ class EagleProducer:
                 "eagle: topk", options.topk, f"at most {self._words.num_common}, what the head drafts"
             )
         self._vocabulary = context.vocabulary
+        self._budget: BranchBudget | None = None
+        if options.budget == "auto":
+            self._budget = BranchBudget(options.num_draft_tokens - 1, context.device, context.agree)
         self._requests: dict[str, _Drafted] = {}
         self._free_rows = list(reversed(range(context.max_batch_size)))
 
     def propose(self, batch: DecodeBatch) -> DraftTree:
         """Launch the growth of a tree per request, see `TreeProducer`; all have the same capacity."""
         options, bs = self._options, len(batch)
+        cut = self._cut(batch)
         if not any(view.max_draft_tokens for view in batch.requests):
             return roots_tree(batch, self._device)
         for view in batch.requests:
@@ -86,22 +91,33 @@ class EagleProducer:
         cu_nodes = np.arange(bs + 1, dtype=np.int64) * options.num_draft_tokens
         shape = (1 if options.topk == 1 else 3, bs * options.num_draft_tokens)
         memory = torch.empty(shape, dtype=torch.int64, device=self._outputs.device)
-        made = self._device.launch(lambda: self._draft(batch, drafted, memory), "draft")
+        made = self._device.launch(lambda: self._draft(batch, drafted, memory, cut), "draft")
+        if self._budget is not None:
+            self._budget.launched()
         tokens, *links = memory.unbind(0)
         parts = DeviceTree(tokens, *links)
         source = np.zeros(len(tokens), dtype=np.int16)
         return DraftTree(batch.step, cu_nodes, device=parts, made=made, source=source, sources=("eagle",))
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Give the rows of finished requests to others."""
+        """Give the rows of finished requests to others, and learn what was accepted."""
+        if self._budget is not None:
+            self._budget.observe(commits)
         for commit in commits:
             if commit.finished and (drafted := self._requests.pop(commit.request_id, None)) is not None:
                 self._free_rows.append(drafted.row)
 
+    def _cut(self, batch: DecodeBatch) -> Cut | None:
+        """What this step leaves out; None for nothing."""
+        if self._budget is not None:
+            return self._budget.begin([view.request_id for view in batch.requests])
+        number = self._options.budget
+        return Cut(most=number * len(batch)) if isinstance(number, int) else None
+
     # -- on the stream -----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _draft(self, batch: DecodeBatch, drafted: Sequence[_Drafted], memory: Tensor) -> None:
+    def _draft(self, batch: DecodeBatch, drafted: Sequence[_Drafted], memory: Tensor, cut: Cut | None) -> None:
         rows = [one.row for one in drafted]
         roots = self._take_in(batch, drafted)
         limits = torch.tensor(
@@ -111,9 +127,9 @@ class EagleProducer:
         growth = self._grow(batch, rows, roots, limits)
         built = memory.view(len(memory), len(batch), -1)
         if isinstance(growth, ChainGrowth):
-            built[0] = growth.build(roots)
+            built[0] = growth.build(roots, cut)
             return
-        trees = growth.build(roots, self._options.num_draft_tokens)
+        trees = growth.build(roots, self._options.num_draft_tokens, cut)
         built[0] = trees.tokens
         if len(built) > 1:  # else they are chains, whose links are known
             built[1], built[2] = trees.next_token, trees.next_sibling

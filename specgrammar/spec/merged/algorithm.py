@@ -48,6 +48,11 @@ class MergedAlgorithm:
                     f"merged: {name!r} draws its drafts; drawn drafts keep their place and may not be joined "
                     "or cut, so take its greedy drafts, or use it alone"
                 )
+            if getattr(algorithm, "budget", None) is not None:
+                raise ConfigError(
+                    f"merged: {name!r} has a budget of its own, and the tree has one for all of them: set that "
+                    "one (--budget), or use the algorithm alone"
+                )
         check_int("merged: num_draft_tokens", self.num_draft_tokens, 1)
         if self.budget != "auto":
             check_int("merged: budget", self.budget, 1)
