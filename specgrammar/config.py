@@ -52,7 +52,8 @@ class Config:
         compile_cache_mb: most memory that they take together, in [0, 2**20].
         budget: draft tokens that a step verifies for a request on average, the likeliest of the batch: a
             number, or `auto` for as many as pay for themselves by this machine's measured steps. None: all that
-            the algorithm drafts, and `auto` for one that is made of several (`forced+ngram`).
+            the algorithm drafts, and `auto` for one that is made of several (`forced+ngram`). An algorithm that
+            has an option of this name (`eagle`) is given it.
     """
 
     backend: str = "xgrammar"

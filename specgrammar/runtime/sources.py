@@ -18,7 +18,7 @@ class SourceCounts:
     """The drafts of one source.
 
     Attributes:
-        num_proposed: before anything was cut.
+        num_proposed: before anything was cut on the host; what a device cut of its tree nobody proposed.
         num_legal: of these, those that the grammar does not forbid, as far as it was asked: a draft that is cut
             or masked for a lazily masked row counts as legal unless it was seen not to be.
         num_pruned: of these, those that were cut before the forward: illegal, or over the budget.

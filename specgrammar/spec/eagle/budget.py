@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ def least_chance(node_s: float, token_s: float, calibration: float = 1.0) -> flo
     return min(1.0, node_s / worth_s) if node_s < worth_s else float(node_s > 0)
 
 
+@dataclass(frozen=True, eq=False)
 class Cut:
     """Leaves out the drafts of a step that are not verified; they become padding.
 
@@ -60,9 +62,9 @@ class Cut:
             be accepted; None where nobody asks.
     """
 
-    def __init__(self, least: float = -math.inf, most: int | None = None, kept: Tensor | None = None) -> None:
-        """See the attributes."""
-        self.least, self.most, self.kept = least, most, kept
+    least: float = -math.inf
+    most: int | None = None
+    kept: Tensor | None = None
 
     def __call__(self, scores: Tensor) -> Tensor:
         """The scores, -inf for what is cut: never waits for the device.
@@ -81,13 +83,14 @@ class Cut:
         return scores
 
 
+@dataclass
 class _Step:
     """A step that was launched, and what the host is told of it."""
 
-    def __init__(self, bs: int, kept: Tensor) -> None:
-        self.bs, self.kept = bs, kept
-        self.seconds: float | None = None
-        self.copied: Event | None = None
+    bs: int
+    kept: Tensor
+    copied: Event | None = None  # says that `kept` may be read
+    seconds: float | None = None
 
 
 class BranchBudget:
