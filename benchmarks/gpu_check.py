@@ -15,19 +15,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = map(str, (ROOT, ROOT / "backends", ROOT / "adapters"))  # needs no installation
-
-if TYPE_CHECKING:
-    from specgrammar.protocols.drafter import CausalDrafter
-    from specgrammar.protocols.grammar import Vocabulary
-    from specgrammar.protocols.staging import Device
-    from specgrammar.protocols.target import TargetModel
 
 
 @dataclass(frozen=True)
@@ -172,95 +165,21 @@ def check_verify(device: torch.device, method: str, bs: int, num_nodes: int, voc
     return Check(f"verify, {method}", shape, agrees, timed(device, call, repeats))
 
 
-def toy_vocabulary() -> Vocabulary:
-    """All bytes, some pairs that JSON uses, and one stop token."""
-    from specgrammar.protocols.grammar import Vocabulary
+def check_acceptance(device: torch.device, method: str, bs: int, num_nodes: int, vocab_size: int) -> Check:
+    """The same from the host's arrays and back to them, as the step calls it, the copies included."""
+    from benchmarks.verify_scene import verify_scene
 
-    tokens = [bytes([i]) for i in range(256)] + [b'": ', b", ", b'{"', b'"}', b"tr", b"ue", b"fa", b"lse", b""]
-    stop = len(tokens) - 1
-    return Vocabulary(tuple(tokens), stop_ids=(stop,), special_ids=frozenset({stop}))
-
-
-@dataclass
-class RandomModel:
-    """The engine's adapter around a small Llama-shaped model with random weights."""
-
-    target: TargetModel
-    vocabulary: Vocabulary
-    device: Device
-
-    def load_drafter(self, name: str) -> CausalDrafter:
-        """There is none."""
-        raise ValueError(name)
-
-
-def random_model(device: torch.device, vocab_size: int) -> TargetModel:
-    """Four layers of 256, float32."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    from specgrammar_transformers import TransformersTarget
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_size + 7,  # padded columns
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-    )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device).eval()
-    return TransformersTarget(model, max_batch_size=4)
+    scene = verify_scene(device, method, bs, num_nodes, vocab_size)
+    repeats = 50 if device.type == "cuda" else 1
+    spent = timed(device, scene.step, repeats)
+    return Check(f"accept, {method}", f"{bs} x {num_nodes} x {vocab_size}", scene.step_agrees(), spent)
 
 
 def check_generation(device: torch.device, backend: str, max_new_tokens: int = 160) -> Check:
-    """`none` and `ngram` give the same tokens, and JSON that is valid as far as it goes."""
-    from specgrammar import Config, Engine, GrammarSpec, Request, SamplingParams
-    from specgrammar.runtime.device import device_for
-    from specgrammar.spec.ngram import NgramAlgorithm
-    from specgrammar.spec.none import NoSpeculation
-    from specgrammar_llguidance import LLGuidanceBackend
-    from specgrammar_xgrammar import XGrammarBackend
+    """Whole generations; see `gpu_generation`."""
+    from benchmarks.gpu_generation import generation
 
-    make_backend = {"xgrammar": XGrammarBackend, "llguidance": LLGuidanceBackend}[backend]
-    vocabulary = toy_vocabulary()
-    schema = {
-        "type": "object",
-        "properties": {
-            "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 8, "maxItems": 8},
-            "name": {"type": "string", "maxLength": 12},
-        },
-        "required": ["flags", "name"],
-    }
-    requests = [
-        Request(
-            str(i),
-            tuple(b"flags: "),
-            GrammarSpec.json_schema(schema),
-            SamplingParams(float(i % 2), seed=i),
-            max_new_tokens,
-        )
-        for i in range(4)
-    ]
-    runs: dict[str, dict[str, tuple[int, ...]]] = {}
-    seconds: dict[str, float] = {}
-    for name, algorithm in (("none", NoSpeculation()), ("ngram", NgramAlgorithm())):
-        adapter = RandomModel(random_model(device, vocabulary.vocab_size), vocabulary, device_for(str(device)))
-        engine = Engine(adapter, make_backend(vocabulary), algorithm, Config(max_batch_size=4))
-        begin = time.perf_counter()
-        outputs = list(engine.generate(requests))
-        seconds[name] = time.perf_counter() - begin
-        runs[name] = {output.request_id: output.token_ids for output in outputs}
-        if any(output.finish_reason != "stop" for output in outputs):
-            return Check(f"generate, {backend}", str([output.error for output in outputs]), False)
-        for output in outputs:
-            json.loads(output.text)
-    num_tokens = sum(len(tokens) for tokens in runs["ngram"].values())
-    shape = f"4 requests, us per token; none takes {seconds['none'] / seconds['ngram']:.2f} times as long"
-    return Check(
-        f"generate, {backend}", shape, runs["none"] == runs["ngram"], 1e6 * seconds["ngram"] / num_tokens
-    )
+    return Check(f"generate, {backend}", *generation(device, backend, max_new_tokens))
 
 
 def run(device: torch.device, *, small: bool) -> list[Check]:
@@ -274,6 +193,7 @@ def run(device: torch.device, *, small: bool) -> list[Check]:
         check_links(device, 2, 16),
         check_build(device, 2, 3, 3, 8),
         *(check_verify(device, method, 2, 4, vocab_size) for method in METHODS),
+        *(check_acceptance(device, method, 2, 4, vocab_size) for method in METHODS),
     ]
     if not small:
         checks += [
@@ -282,6 +202,7 @@ def run(device: torch.device, *, small: bool) -> list[Check]:
             check_links(device, 32, 64),
             *(check_build(device, bs, 4, 4, 16) for bs in (1, 128)),
             *(check_verify(device, method, bs, 16, vocab_size) for method in METHODS for bs in (1, 32)),
+            *(check_acceptance(device, method, bs, 16, vocab_size) for method in METHODS for bs in (1, 32)),
         ]
     return checks + [check_generation(device, name) for name in ("xgrammar", "llguidance")]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.spec import RequestView
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.spec.accept import accept
+from specgrammar.spec.accept_on_device import accept_on_device
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.spec.verify_inputs import DeviceForest, DevicePaths, DeviceProposals, DeviceSampling
 from specgrammar.trees.ragged import flat_links, node_starts
@@ -20,7 +23,10 @@ METHODS = ("greedy", "sampled", "rejection")
 
 
 class VerifyScene(NamedTuple):
-    """What `verify` is called with, and what `accept` says of the same on the host."""
+    """What `verify` is called with, and what `accept` says of the same on the host.
+
+    `step` is the step's call of `accept_on_device`, from the host's arrays.
+    """
 
     forest: DeviceForest
     logits: torch.Tensor
@@ -28,6 +34,7 @@ class VerifyScene(NamedTuple):
     sampling: DeviceSampling | None
     sampled: DeviceProposals | None
     expected: AcceptedPaths
+    step: Callable[[], AcceptedPaths]
 
     def agrees(self, found: DevicePaths) -> bool:
         """Whether the paths are those of `accept`."""
@@ -36,6 +43,12 @@ class VerifyScene(NamedTuple):
         same = np.array_equal(index[:, :width], self.expected.accept_index) and (index[:, width:] == -1).all()
         same &= np.array_equal(found.accept_length.cpu().numpy(), self.expected.accept_length)
         return bool(same and np.array_equal(found.predict.cpu().numpy(), self.expected.bonus_token))
+
+    def step_agrees(self) -> bool:
+        """Whether the step's call gives the same arrays."""
+        found, right = self.step(), self.expected
+        pairs = zip(list(vars(found).values())[:3], list(vars(right).values())[:3], strict=True)
+        return all(np.array_equal(ours, theirs) for ours, theirs in pairs)
 
 
 def verify_scene(device: torch.device, method: str, bs: int, num_nodes: int, vocab_size: int) -> VerifyScene:
@@ -78,6 +91,8 @@ def verify_scene(device: torch.device, method: str, bs: int, num_nodes: int, voc
     def there(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
+    on_device = logits.to(device)
+    drawn = SampledProposals(rows, q.to(device)) if is_chain else None
     num_tokens = there(np.array([request.num_tokens for request in requests]))
     params = [request.sampling for request in requests]
     return VerifyScene(
@@ -88,9 +103,10 @@ def verify_scene(device: torch.device, method: str, bs: int, num_nodes: int, voc
             there(tree.cu_nodes),
             max_depth=int(tree.depths().max()),
         ),
-        logits.to(device),
+        on_device,
         there(status),
         None if method == "greedy" else DeviceSampling.of(params, num_tokens),
-        DeviceProposals(there(rows), q.to(device), max_children=1) if is_chain else None,
+        None if drawn is None else DeviceProposals(there(rows), drawn.q, max_children=1),
         expected,
+        partial(accept_on_device, tree, on_device, status, requests, drawn),
     )

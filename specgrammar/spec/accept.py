@@ -12,7 +12,8 @@ whatever the tree; the tree only decides how many come from one forward. Greedy 
 `rejection`), which accepts more and keeps the law, but not the tokens. Nodes without drawn children and greedy
 requests are target-only.
 
-Levels are synchronous: one row per request that is still walking, all requests at once.
+On an accelerator the kernels of `verify` find the paths and the host waits for them once; they are the same.
+`walk` states what they are: level by level, one row per request that is still walking, all requests at once.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ from specgrammar.protocols.spec import Proposal, RequestView
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.spec.sampling import AcceptMethod, check_accept_method
 from specgrammar.spec.walk import Walk
+from specgrammar.trees import jit
 from specgrammar.trees.ragged import flat_links, node_starts
 from specgrammar.trees.tree import HostTree, SampledProposals
+
+ACCELERATORS: tuple[str, ...] = ("cuda",)
+"""Where acceptance is the kernels' work; for torch, AMD's devices are `cuda` too."""
 
 
 def check_acceptance(method: str, proposal: Proposal) -> None:
@@ -87,7 +92,22 @@ def accept(
     _check_shapes(tree, logits, status, requests, sampled)
     if sampled is not None:
         _check_siblings(tree, sampled, requests)
+    if _kernels_read(logits) and not want_logprobs:
+        # Here, so that a host without an accelerator does not load Triton.
+        from specgrammar.spec.accept_on_device import accept_on_device
+
+        return accept_on_device(tree, logits, status, requests, sampled)
     return Walk(tree, logits, status, requests, sampled).run().paths(want_logprobs)
+
+
+def _kernels_read(logits: torch.Tensor) -> bool:
+    """Whether they are where Triton runs, and as its kernels expect them."""
+    return (
+        jit.HAS_TRITON
+        and logits.device.type in ACCELERATORS
+        and logits.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and logits.stride(1) == 1
+    )
 
 
 def _check_shapes(

@@ -5,7 +5,8 @@
     draws         the target's token behind each node        all rows in blocks, noise made where it is used
     walk          from each root to the end of its path
 
-The decode step does not use it yet: it calls `accept`, whose paths this gives, on every device.
+The decode step uses it where its logits are on an accelerator (`accept_on_device`). The paths are those that
+`accept` finds on the host.
 
 Nodes behind which nothing may follow are skipped. All shapes are fixed, so that the launches may be captured in
 a graph, and everything is ordered on the current stream.

@@ -7,7 +7,7 @@ captured in a graph and replayed after new values were copied into the same tens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -103,6 +103,23 @@ class DeviceSampling:
             max_top_k=int(top_k.max(initial=0)),
             uses_top_p=bool((top_p < 1).any()),
             uses_min_p=bool((log_min_p > -np.inf).any()),
+        )
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The attributes that are the device's, in their order."""
+        return self.num_tokens, self.seed, self.temperature, self.top_k, self.top_p, self.log_min_p
+
+    def moved(self, tensors: Sequence[torch.Tensor]) -> DeviceSampling:
+        """The same with its `tensors` elsewhere."""
+        num_tokens, seed, temperature, top_k, top_p, log_min_p = tensors
+        return replace(
+            self,
+            num_tokens=num_tokens,
+            seed=seed,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            log_min_p=log_min_p,
         )
 
     @property

@@ -96,8 +96,9 @@ class Walk:
     def draw_at_once(self, tree: HostTree) -> NDArray[np.int64] | None:
         """Every node's token, where that saves waiting for the device at each level; None where it does not.
 
-        A greedy batch needs the device once, and so does any that is not on the CPU; its whole walk is then on
-        the host. On the CPU a draw costs more than a level does.
+        A greedy batch needs the device once, and so does any that is not on the CPU (log-probabilities are
+        wanted, else kernels walk there); its whole walk is then on the host. On the CPU a draw costs more than
+        a level does.
         """
         if self.table.greedy.all():
             return to_host(greedy_tokens(self.logits))
