@@ -48,17 +48,19 @@ class StepTimer:
     def __init__(self) -> None:
         """No step has begun."""
         self._requests: tuple[str, ...] = ()
+        self._has_new = True
         self._begin = 0.0
 
     def begin(self, requests: Sequence[str]) -> float | None:
         """A step of these requests begins: the seconds that the one before took.
 
-        None where others took part in that: prompts were computed between the two.
+        None where others took part in that, since prompts were computed between the two, and where it was the
+        first of a request: a producer reads the prompt in it.
         """
-        now, before = time.perf_counter(), self._begin
+        now, before, had_new = time.perf_counter(), self._begin, self._has_new
         is_same = self._requests == tuple(requests)
-        self._requests, self._begin = tuple(requests), now
-        return now - before if is_same else None
+        self._requests, self._begin, self._has_new = tuple(requests), now, not is_same
+        return now - before if is_same and not had_new else None
 
 
 class Trials:

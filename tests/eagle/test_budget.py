@@ -263,14 +263,17 @@ def test_a_head_that_was_not_trusted_is_tried_again(monkeypatch: pytest.MonkeyPa
     assert min(numbers[-100:]) > 0
 
 
-def test_what_prompts_cost_is_not_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", range(4))
+def test_what_prompts_cost_is_not_the_drafts(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, device = Clock(monkeypatch, 1.0, 0.0), InlineDevice()
     budget = BranchBudget(len(CHANCES), device)
     for step in range(60):
         number = clock.step(budget, device, CHANCES)
-        if step % 4 == 0:
-            clock.now += 100.0  # the next request's prompt, behind a step with the largest budget
+        if step % 4 == when:
+            clock.now += 100.0  # the next requests' prompts, behind a step with the largest budget or none
             clock.requests = [f"{name}{step}" for name in "ab"]
+        elif step % 4 == (when + 1) % 4:
+            clock.now += 100.0  # the head reads them in their first step
     assert number == 16
 
 
