@@ -267,6 +267,7 @@ def test_a_head_that_was_not_trusted_is_tried_again(monkeypatch: pytest.MonkeyPa
 def test_what_prompts_cost_is_not_the_drafts(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, device = Clock(monkeypatch, 1.0, 0.0), InlineDevice()
     budget = BranchBudget(len(CHANCES), device)
+    number = 0
     for step in range(60):
         number = clock.step(budget, device, CHANCES)
         if step % 4 == when:
