@@ -3,8 +3,8 @@
     python tests/vllm_adapter/real/child.py JOB.json RESULT.json
 
 A job has `model`, `entries` (prompts with their structured output), `speculation` (none, ngram, proposer),
-`options` (None for stock vLLM, else the table `specgrammar` of `additional_config`) and `record` (None, or what
-stock vLLM's own manager does is recorded beside ours).
+`options` (None for stock vLLM, else the table `specgrammar` of `additional_config`), `record` (None, or what
+stock vLLM's own manager does is recorded beside ours) and `settings` of the engine that are not the usual ones.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def make_engine(job: dict[str, Any]) -> Any:
         model=job["model"],
         dtype="float32",
         max_model_len=1024,
-        max_num_seqs=job.get("max_num_seqs", 2),
         enforce_eager=True,
+        **{"max_num_seqs": 2, **job.get("settings", {})},
         **SPECULATION[job["speculation"]],
         **ours,
     )
 
 
 def generate(engine: Any, entries: list[dict[str, Any]]) -> list[Any]:
-    """Greedy outputs in order."""
+    """Outputs in order, greedy where an entry does not say otherwise."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]  # in vLLM's environment only
     from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]  # in vLLM's environment only
 
@@ -72,14 +72,27 @@ def generate(engine: Any, entries: list[dict[str, Any]]) -> list[Any]:
     ]
     sampling = [
         SamplingParams(
-            temperature=0,
             max_tokens=entry.get("max_tokens", 200),
             structured_outputs=StructuredOutputsParams(**entry["grammar"]),
-            **entry.get("sampling", {}),
+            **{"temperature": 0, **entry.get("sampling", {})},
         )
         for entry in entries
     ]
     found: list[Any] = engine.generate(prompts, sampling, use_tqdm=False)
+    return found
+
+
+def counted_preemptions(engine: Any) -> list[str]:
+    """The ids of requests that the engine takes out of the batch from now on, in this process."""
+    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    found: list[str] = []
+    preempt = scheduler._preempt_request
+
+    def noted(request: Any, *arguments: Any, **more: Any) -> Any:
+        found.append(request.request_id)
+        return preempt(request, *arguments, **more)
+
+    scheduler._preempt_request = noted
     return found
 
 
@@ -92,6 +105,8 @@ def main() -> None:
         from tests.vllm_adapter.real.recording import Recording
 
         recording = Recording(engine.llm_engine.engine_core.engine_core.scheduler)
+    in_process = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    preempted = counted_preemptions(engine) if in_process else []
     begin = time.perf_counter()
     outputs = [output.outputs[0] for output in generate(engine, job["entries"])]
     result: dict[str, Any] = {
@@ -99,6 +114,7 @@ def main() -> None:
         "texts": [output.text for output in outputs],
         "tokens": [list(output.token_ids) for output in outputs],
         "reasons": [output.finish_reason for output in outputs],
+        "num_preemptions": len(preempted),
     }
     if recording is not None:
         result["recording"] = recording.summary()
