@@ -47,6 +47,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "eagle tree of 16": ("eagle", {}),
     "eagle tree of 16, aware": ("eagle", {"grammar_aware": True}),
+    "eagle tree of 16, aware, auto": ("eagle", {"grammar_aware": True, "budget": "auto"}),
     "eagle tree of 6, aware": (
         "eagle",
         {"topk": 2, "num_steps": 4, "num_draft_tokens": 6, "grammar_aware": True},

@@ -1,7 +1,8 @@
 """`python -m benchmarks.overlap --hidden`: what of the grammar's work a CPU stream hides, on SmolLM2 and BFCL.
 
-Records the devices `cpu-stream` and `cpu` in turns (see `benchmarks.turns`), eagerly masked, and prints what
-`specgrammar trace` makes of the recordings.
+Records a `cpu-stream` and the same steps without overlap in turns (see `benchmarks.turns`), eagerly masked, and
+prints what `specgrammar trace` makes of the recordings. With `--against cpu` it is the device `cpu`, which also
+cuts illegal drafts before the forward.
 """
 
 from __future__ import annotations
@@ -13,9 +14,16 @@ from benchmarks.bfcl import load_bfcl
 from benchmarks.turns import record
 from specgrammar.cli.generate import config_from
 from specgrammar.cli.main import main as specgrammar
-from specgrammar.runtime.device import CPU_STREAM, device_for
+from specgrammar.protocols.staging import Device
+from specgrammar.runtime.device import CPU_STREAM, InlineDevice, device_for
 
-INLINE = "cpu"
+CPU, INLINE = "cpu", "inline"
+
+
+class InlineStream(InlineDevice):
+    """A stream that has done its work when a launch returns: a stream's steps and trees without overlap."""
+
+    runs_aside = True
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +47,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="torch's; as many as there are cores leave the host none of its own (default: %(default)s)",
     )
+    add(
+        "--against",
+        choices=(INLINE, CPU),
+        default=INLINE,
+        help="the same steps without overlap, or the device `cpu` (default: %(default)s)",
+    )
     add("--model", metavar="PATH", help="a local model folder (default: SmolLM2-135M-Instruct)")
     add("--dtype", default="bfloat16", help="of the weights (default: %(default)s)")
     for kind, name in (("algorithm", "ngram"), ("backend", None)):
@@ -52,12 +66,12 @@ def run(options: argparse.Namespace) -> int:
     from specgrammar_transformers import TransformersAdapter, fetch_default_model, load_model
 
     config = config_from(options)
-    model, tokenizer = load_model(
-        options.model or fetch_default_model(), INLINE, options.dtype, options.threads
-    )
+    model, tokenizer = load_model(options.model or fetch_default_model(), CPU, options.dtype, options.threads)
+    against: Device = InlineStream() if options.against == INLINE else device_for(CPU)
+    devices = {CPU_STREAM: device_for(CPU_STREAM), options.against: against}
     adapters = {
-        name: TransformersAdapter(model, tokenizer, config.max_batch_size, device_for(name))
-        for name in (CPU_STREAM, INLINE)
+        name: TransformersAdapter(model, tokenizer, config.max_batch_size, device)
+        for name, device in devices.items()
     }
     recordings, equal = record(
         adapters,
@@ -73,8 +87,8 @@ def run(options: argparse.Namespace) -> int:
         paths[name] = [str(options.out / f"{name}.{number:03}.json") for number in range(len(repeats))]
         for path, timeline in zip(paths[name], repeats, strict=True):
             timeline.save(path)
-    status = specgrammar(["trace", *paths[CPU_STREAM], "--against", *paths[INLINE]])
+    status = specgrammar(["trace", *paths[CPU_STREAM], "--against", *paths[options.against]])
     print(f"texts equal: {'yes' if equal else 'NO'}")
-    files = f"{options.out}/{CPU_STREAM}.*.json --against {options.out}/{INLINE}.*.json"
+    files = f"{options.out}/{CPU_STREAM}.*.json --against {options.out}/{options.against}.*.json"
     print(f"again: specgrammar trace {files}")
     return status or int(not equal)

@@ -32,7 +32,6 @@ class Recipe:
         depth: tokens that are drafted in training-time test.
         first_depth: of the first updates; see `depth_at`.
         decay: weight of a depth over the one before it.
-        text_share: free texts in an epoch; they are long, and all of them would outweigh the JSON.
         learning_rate: after the warm-up; it then falls as a cosine to a hundredth.
         warm_up: updates.
         weight_decay: of AdamW.
@@ -45,10 +44,9 @@ class Recipe:
     depth: int = 4
     first_depth: int = 1
     decay: float = 0.8
-    text_share: float = 0.8
     learning_rate: float = 1.5e-3
     warm_up: int = 50
-    weight_decay: float = 0.01
+    weight_decay: float = 0.1
     clip: float = 1.0
     seed: int = 0
 
@@ -103,8 +101,7 @@ def train(
     head.train()
     while update < recipe.num_updates:
         random = Random(f"{recipe.seed} {update}")
-        chosen = [e for e in examples if e.task.schema is not None or random.random() < recipe.text_share]
-        for batch in batches(chosen, recipe.num_positions, random):
+        for batch in batches(examples, recipe.num_positions, random):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate_at(update)
             torch.autograd.backward(_loss(head, batch, recipe, recent, random, recipe.depth_at(update)))
