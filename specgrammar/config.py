@@ -53,7 +53,8 @@ class Config:
         budget: draft tokens that a step verifies for a request on average, the likeliest of the batch: a
             number, or `auto` for as many as pay for themselves by this machine's measured steps. None: all that
             the algorithm drafts, and `auto` for one that is made of several (`forced+ngram`). An algorithm that
-            has an option of this name (`eagle`) is given it.
+            has an option of this name (`eagle`) is given it; what it cuts on a stream or an accelerator stays
+            in the forward as padding.
     """
 
     backend: str = "xgrammar"

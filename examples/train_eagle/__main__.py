@@ -43,6 +43,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="HEAD",
         help="folder of a head to go on from with other data (default: a new head)",
     )
+    made.add_argument(
+        "--learning-rate",
+        type=float,
+        default=FULL.recipe.learning_rate,
+        metavar="R",
+        help="the highest, behind the warm-up (default %(default)s)",
+    )
     made.add_argument("--seed", type=int, default=0, help="of the prompts and of the training (default 0)")
     made.add_argument("--quick", action="store_true", help="a minute's run that shows that everything works")
     return made
@@ -55,7 +62,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     # A head that can draft already learns at every depth from the beginning.
     first_depth = base.recipe.first_depth if options.begin is None else base.recipe.depth
     changed = {"num_updates": num_updates, "seed": options.seed, "first_depth": first_depth}
-    recipe = Recipe(**{**vars(base.recipe), **changed})
+    recipe = Recipe(**{**vars(base.recipe), **changed, "learning_rate": options.learning_rate})
     num_answers = base.num_answers if options.answers is None else options.answers
     return Plan(
         **{

@@ -51,7 +51,7 @@ class Recipe:
     seed: int = 0
 
     def depth_at(self, update: int) -> int:
-        """How deep an update drafts: at first `first_depth`, from a quarter on more, all of it from 0.7 on."""
+        """How deep an update drafts: first `first_depth`, from a quarter on more, all of it behind the half."""
         progress = update / self.num_updates
         deeper = math.ceil((progress - 0.25) / 0.42 * (self.depth - 1))
         return min(self.depth, max(self.first_depth, 1 + deeper))
@@ -73,7 +73,7 @@ def train(
     report: Callable[[str], None],
     save_every: int = 100,
 ) -> list[dict[str, Any]]:
-    """Train a head; goes on from `folder` where an earlier run with the same recipe stopped.
+    """Train a head; goes on from `folder` where a run of this recipe and head stopped.
 
     The head is in float32 then, and holds more digits than it was trained to compute with.
 
@@ -88,9 +88,10 @@ def train(
     state_path, log_path = folder / "state.pt", folder / "log.json"
     log: list[dict[str, Any]] = []
     update = 0
+    start = float(sum(wide.double().abs().sum() for wide in master))  # tells heads to begin with apart
     if state_path.exists():
         state = torch.load(state_path, weights_only=True)
-        if state["recipe"] == asdict(recipe):
+        if (state["recipe"], state["start"]) == (asdict(recipe), start):
             master[:] = state["master"]
             optimizer.param_groups[0]["params"] = master
             _take_over(head, master)
@@ -124,6 +125,7 @@ def train(
                 torch.save(
                     {
                         "recipe": asdict(recipe),
+                        "start": start,
                         "master": master,
                         "optimizer": optimizer.state_dict(),
                         "update": update,

@@ -47,20 +47,20 @@ class StepTimer:
 
     def __init__(self) -> None:
         """No step has begun."""
-        self._requests: tuple[str, ...] = ()
+        self._requests: frozenset[str] = frozenset()
         self._has_new = True
         self._begin = 0.0
 
     def begin(self, requests: Sequence[str]) -> float | None:
         """A step of these requests begins: the seconds that the one before took.
 
-        None where others took part in that, since prompts were computed between the two, and where it was the
-        first of a request: a producer reads the prompt in it.
+        None where a request has joined since, whose prompt was computed between the two, and where that step
+        was the first of a request: a producer reads the prompt in it. Requests that leave cost nothing.
         """
         now, before, had_new = time.perf_counter(), self._begin, self._has_new
-        is_same = self._requests == tuple(requests)
-        self._requests, self._begin, self._has_new = tuple(requests), now, not is_same
-        return now - before if is_same and not had_new else None
+        has_new = not self._requests.issuperset(requests)
+        self._requests, self._begin, self._has_new = frozenset(requests), now, has_new
+        return None if has_new or had_new else now - before
 
 
 class Trials:

@@ -63,13 +63,13 @@ def test_both_devices_are_recorded_and_summarized(tmp_path: Path, capsys: pytest
     flags += ["--prompts", "3", "--batch-size", "2", "--repeats", "2", "--turn", "3"]
     assert overlap.main(flags) == 0
     assert sorted(path.name for path in out.iterdir()) == [
-        f"{name}.{repeat:03}.json" for name in ("cpu-stream", "cpu") for repeat in range(2)
+        f"{name}.{repeat:03}.json" for name in ("cpu-stream", "inline") for repeat in range(2)
     ]
-    ours, inline = Timeline.load(out / "cpu-stream.000.json"), Timeline.load(out / "cpu.000.json")
+    ours, inline = Timeline.load(out / "cpu-stream.000.json"), Timeline.load(out / "inline.000.json")
     assert len(ours.step_ends) == len(inline.step_ends) > 3
     assert (ours.facts["steps_per_turn"], ours.facts["dtype"]) == (3, "float32")
     assert "CpuStream" in ours.facts["device"]
     printed = capsys.readouterr().out
     assert "texts equal: yes" in printed
     assert f"2 times {len(ours.step_ends)} (from step 0 on)" in printed
-    assert f"again: specgrammar trace {out}/cpu-stream.*.json --against {out}/cpu.*.json" in printed
+    assert f"again: specgrammar trace {out}/cpu-stream.*.json --against {out}/inline.*.json" in printed

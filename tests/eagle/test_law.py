@@ -154,7 +154,7 @@ class Real:
 
     def request(self, params: SamplingParams) -> Request:
         """One of six words, which have 40 spellings."""
-        return Request("law", tuple(self.adapter.encode_raw("The old man")), WORDS, params, 6)
+        return Request("law", tuple(self.adapter.encode_raw("The old man who")), WORDS, params, 6)
 
     def law(self, params: SamplingParams) -> dict[Output, float]:
         """Of that request."""

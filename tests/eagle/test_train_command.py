@@ -24,8 +24,9 @@ def test_quick_run_makes_a_head_and_goes_on(tmp_path: Path, capsys: pytest.Captu
         written = [path.stat().st_mtime_ns for path in shards]
         capsys.readouterr()
         assert main(command) == 0
-        goes_on = [*command, "--out", str(tmp_path / "other"), "--begin", str(tmp_path / "head")]
-        assert main([*goes_on, "--updates", "1"]) == 0
+        for begin, out in (("head", "other"), ("other", "third")):
+            goes_on = ["--out", str(tmp_path / out), "--begin", str(tmp_path / begin), "--updates", "1"]
+            assert main([*command, *goes_on]) == 0
     finally:
         torch.set_num_threads(threads)
     assert "8 answers are there" in capsys.readouterr().err
@@ -33,14 +34,17 @@ def test_quick_run_makes_a_head_and_goes_on(tmp_path: Path, capsys: pytest.Captu
 
     log = json.loads((tmp_path / "work/log.json").read_text())
     assert [entry["update"] for entry in log] == [1]
-    head, other = (Workshop(tmp_path / "work").load_head(tmp_path / name) for name in ("head", "other"))
-    # One update moves a weight by its learning rate at most, and what is random differs by far more.
-    moved = {
-        name: float((weight - other.get_parameter(name)).detach().abs().max())
-        for name, weight in head.named_parameters()
-    }
-    assert moved["fc.weight"] > 0
-    assert max(moved.values()) < 0.01
+    head, other, third = (
+        Workshop(tmp_path / "work").load_head(tmp_path / it) for it in ("head", "other", "third")
+    )
+    for before, after in ((head, other), (other, third)):
+        # One update moves a weight by its learning rate at most, and what is random differs by far more.
+        moved = {
+            name: float((weight - after.get_parameter(name)).detach().abs().max())
+            for name, weight in before.named_parameters()
+        }
+        assert moved["fc.weight"] > 0
+        assert max(moved.values()) < 0.01
     assert len(head.draft_ids) == 8192
     assert (tmp_path / "head/model.safetensors").stat().st_size < 12_000_000
     assert sum(len(load_tasks(path)) for path in shards) == 8

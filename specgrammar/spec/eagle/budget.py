@@ -143,8 +143,9 @@ class BranchBudget:
         """Read of all steps but the last, whose draft may be in flight, what they cost and kept."""
         while len(self._steps) > 1:
             step = self._steps.pop(0)
-            if step.copied is not None:
-                step.copied.wait()  # it is: the step behind it was launched
+            if step.copied is None:
+                continue  # nothing was drafted, and nobody may wait for the device
+            step.copied.wait()  # it is: the step behind it was launched
             num_kept, expected = step.kept.tolist()
             if step.seconds is not None:
                 self._costs.setdefault(step.bs, StepCosts()).add(step.bs + round(num_kept), step.seconds)

@@ -22,14 +22,14 @@ class NodeBudget:
         self._agree = agree
         self._timer, self._trials = StepTimer(), Trials()
         self._costs: dict[int, StepCosts] = {}
-        self._num_nodes = 0  # of the step that runs
+        self._bs = self._num_nodes = 0  # of the step that runs
 
     def begin(self, requests: Sequence[str]) -> None:
         """A step of these requests begins, so that what the one before took is known."""
-        bs, seconds = len(requests), self._timer.begin(requests)
+        seconds = self._timer.begin(requests)
         if seconds is not None:
-            self._costs.setdefault(bs, StepCosts()).add(self._num_nodes, seconds)
-        self._num_nodes = bs
+            self._costs.setdefault(self._bs, StepCosts()).add(self._num_nodes, seconds)
+        self._bs = self._num_nodes = len(requests)
 
     def choose(self, chances: Sequence[float], bs: int) -> int:
         """How many of the drafts, the likeliest first, are verified.
