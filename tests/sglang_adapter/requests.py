@@ -69,4 +69,6 @@ def rows_of(function: Any, grammars: list[Any], tree: HostTree) -> NDArray[np.in
     )
     assert info.grammar_mask is None
     rows: NDArray[np.int32] = mask.vocab_mask.numpy().copy()
+    if isinstance(mask, load().mask.SglangMask):
+        mask._mask.discard()  # as `apply` does; an error's traceback may keep the mask alive
     return rows
