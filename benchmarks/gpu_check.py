@@ -89,7 +89,7 @@ def check_upload(device: torch.device, num_rows: int, vocab_size: int) -> Check:
     def once(word: int) -> None:
         slot = ring.acquire(num_rows)
         slot.rows[:num_rows] = word
-        rows = MaskRows(slot.rows, num_rows)
+        rows = MaskRows(slot.rows, num_rows, slot.owners)
         for node in range(num_rows):
             rows.take(node)
             rows.statuses[node] = NodeStatus.LIVE

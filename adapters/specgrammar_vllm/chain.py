@@ -7,24 +7,26 @@ prefix before they are scheduled, so that is known here, and one native call per
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.grammar.cursor import Cursor
-from specgrammar.grammar.walk import nothing_legal
-
-Links = tuple[NDArray[np.int64], NDArray[np.int64]]
+from specgrammar.grammar.native_walk import NativeWalks
+from specgrammar.grammar.rows import MaskRows
+from specgrammar.grammar.session import GrammarSession
+from specgrammar.grammar.walk import LIVE, nothing_legal
+from specgrammar.protocols.abilities import NativeCalls
+from specgrammar.trees.tree import HostTree
 
 
 def fill_chain(
-    cursor: Cursor, drafts: Sequence[int], ends_it: bool, bitmask: NDArray[np.int32], row: int
+    session: GrammarSession, drafts: Sequence[int], ends_it: bool, bitmask: NDArray[np.int32], row: int
 ) -> bool:
     """Fill a row before each draft, and the row behind the last one; leaves the grammar as it was.
 
     Args:
-        cursor: engaged, at the committed state.
+        session: its grammar is engaged, at the committed state.
         drafts: legal from here, one after the other.
         ends_it: the last draft is a stop token; behind it the row becomes all ones, as vLLM has it.
         bitmask: C-contiguous, writeable int32 `[rows, num_words]`.
@@ -38,37 +40,51 @@ def fill_chain(
         DeadEndError: nothing is legal at the committed state.
         MatcherError: the backend failed.
     """
+    cursor = session.cursor
+    assert cursor is not None
     last = row + len(drafts)
     inner = drafts[:-1] if ends_it else drafts
-    if cursor.tree_filler is not None and inner:
-        cursor.tree_filler.fill_tree(
-            np.array([0, *inner], dtype=np.int64), *_chain_links(len(inner) + 1), bitmask, row
-        )
-    else:
-        calls = cursor.walk_calls(bitmask)
-        calls.fill(row)
-        num_steps = 0
-        try:
-            for token in inner:
-                calls.accept(token)
-                num_steps += 1
-                calls.fill(row + num_steps)
-        finally:
-            if num_steps:
-                calls.rollback(num_steps)
+    native = cursor.native_calls()
+    goes_on = (
+        _fill(cursor, inner, bitmask, row)
+        if native is None
+        else _fill_natively(session, native, inner, bitmask[row:])
+    )
     if ends_it:
         bitmask[last] = -1
-    elif not (bitmask.item(last, 0) or bitmask[last].any()):
+        return True
+    if not goes_on:
         if not drafts:
             raise nothing_legal()
         bitmask[last] = -1
-        return False
-    return True
+    return goes_on
 
 
-@cache
-def _chain_links(num_nodes: int) -> Links:
-    """First children and next siblings of a chain."""
-    children = np.arange(1, num_nodes + 1, dtype=np.int64)
-    children[-1] = -1
-    return children, np.full(num_nodes, -1, dtype=np.int64)
+def _fill_natively(
+    session: GrammarSession, native: NativeCalls, drafts: Sequence[int], bitmask: NDArray[np.int32]
+) -> bool:
+    """Fill rows from the first on; whether something is legal behind the last draft."""
+    rows = MaskRows(bitmask, len(drafts) + 1)
+    walks = NativeWalks(HostTree.from_chains([[0, *drafts]]), rows)
+    walks.add(0, native)
+    walks.run(session.vocabulary)
+    for _, error in walks.failures():
+        raise error
+    return rows.statuses[len(drafts)] == LIVE
+
+
+def _fill(cursor: Cursor, drafts: Sequence[int], bitmask: NDArray[np.int32], row: int) -> bool:
+    """The same for a matcher that only Python can move, from a row on."""
+    calls = cursor.walk_calls(bitmask)
+    calls.fill(row)
+    num_steps = 0
+    try:
+        for token in drafts:
+            calls.accept(token)
+            num_steps += 1
+            calls.fill(row + num_steps)
+    finally:
+        if num_steps:
+            calls.rollback(num_steps)
+    last = row + len(drafts)
+    return bool(bitmask.item(last, 0) or bitmask[last].any())

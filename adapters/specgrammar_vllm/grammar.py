@@ -99,7 +99,7 @@ class SessionGrammar:
         try:
             if self._num_ahead:
                 self._take_back()
-            restricts = fill_chain(self._cursor, legal, ends_it, bitmask, rows.start)
+            restricts = fill_chain(session, legal, ends_it, bitmask, rows.start)
         except Exception as error:
             session.fail(as_request_error(error))
             bitmask[rows] = -1

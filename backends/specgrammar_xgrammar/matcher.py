@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 import xgrammar
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.native import BitmaskGuard, check_filled, check_rollback, check_row, ended, one_line
-from specgrammar.protocols.abilities import WalkCalls
+from specgrammar.protocols.abilities import NativeCalls, WalkCalls
+from specgrammar_xgrammar.calls import native_table
 
 ENDS = 2
 """What `legal` says of a stop token."""
@@ -44,8 +44,9 @@ class XGrammarMatcher:
         self._fill = handle.fill_next_token_bitmask
         self._is_terminated = handle.is_terminated
         self._native_rollback = handle.rollback
-        self._traverse = handle.traverse_draft_tree
         self._find_forced = handle.find_jump_forward_string
+        table = native_table(guard.num_words)
+        self._native_calls = None if table is None else NativeCalls(table, handle.__chandle__())
 
     @property
     def finished(self) -> bool:
@@ -107,33 +108,9 @@ class XGrammarMatcher:
 
         return WalkCalls(accept, fill, self._native_rollback)
 
-    def fill_tree(
-        self,
-        draft_tokens: NDArray[np.int64],
-        retrieve_next_token: NDArray[np.int64],
-        retrieve_next_sibling: NDArray[np.int64],
-        bitmask: NDArray[np.int32],
-        row: int,
-    ) -> None:
-        """See `SupportsTreeFill`; releases the GIL."""
-        self._guard.handle(bitmask)  # checks it
-        end = row + len(draft_tokens)
-        if row < 0 or end > len(bitmask):
-            raise MatcherError(f"rows {row} to {end - 1} are outside the bitmask's {len(bitmask)} rows")
-        if self._finished:
-            raise MatcherError("the sequence has ended: nothing is legal behind a stop token")
-        view = tvm_ffi.from_dlpack
-        try:
-            self._traverse(
-                view(retrieve_next_token),
-                view(retrieve_next_sibling),
-                view(draft_tokens),
-                view(bitmask[row:end]),
-                -1.0,
-                None,
-            )
-        except RuntimeError as error:
-            raise MatcherError(f"xgrammar: {one_line(error)}") from error
+    def native_calls(self) -> NativeCalls | None:
+        """See `SupportsNativeCalls`."""
+        return None if self._finished else self._native_calls
 
     def forced_text(self) -> bytes:
         """See `SupportsForcedTokens`; xgrammar calls it a jump-forward string."""

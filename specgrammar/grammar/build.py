@@ -44,7 +44,7 @@ def build_grammar_mask(
         barrier()
     tree = staged.resolve()
     slot = allocator.acquire(len(tree.draft_tokens))
-    rows = MaskRows(slot.rows, len(tree.draft_tokens))
+    rows = MaskRows(slot.rows, len(tree.draft_tokens), slot.owners)
     try:
         fill_rows(sessions, tree, rows, workers)
         return GrammarMask(rows, slot, device, vocabulary.vocab_size)

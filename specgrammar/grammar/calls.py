@@ -25,12 +25,15 @@ def calls_of(matcher: GrammarMatcher) -> CallsOver:
 def _checked_calls(matcher: GrammarMatcher, bitmask: NDArray[np.int32]) -> WalkCalls:
     def accept(token: int) -> None:
         if not matcher.accept(token):
-            raise MatcherError(
-                f"the grammar backend allows token id {token} in its row, but does not accept it"
-            )
+            raise refuses_its_own(token)
 
     def fill(row: int) -> None:
         with suppress(DeadEndError):  # the row is all zero then, and a walk looks at it
             matcher.fill_bitmask(bitmask, row)
 
     return WalkCalls(accept, fill, matcher.rollback)
+
+
+def refuses_its_own(token: int) -> MatcherError:
+    """The error for a matcher whose row and whose moves contradict each other."""
+    return MatcherError(f"the grammar backend allows token id {token} in its row, but does not accept it")

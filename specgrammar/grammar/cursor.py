@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.calls import CallsOver, calls_of
 from specgrammar.grammar.gate_checks import TrustedGate
-from specgrammar.protocols.abilities import SupportsForcedTokens, SupportsTreeFill
+from specgrammar.protocols.abilities import NativeCalls, SupportsForcedTokens, SupportsNativeCalls
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 
 
@@ -23,6 +23,7 @@ class Cursor:
 
     Attributes:
         engaged: whether the grammar restricts what comes next.
+        native_calls: how native code moves the matcher, None where only Python can.
         gate_state: where the gate stands while it is not engaged.
     """
 
@@ -39,7 +40,9 @@ class Cursor:
         """
         self.matcher = matcher
         self.walk_calls: CallsOver = calls_of(matcher)
-        self.tree_filler: SupportsTreeFill | None = matcher if isinstance(matcher, SupportsTreeFill) else None
+        self.native_calls: Callable[[], NativeCalls | None] = (
+            matcher.native_calls if isinstance(matcher, SupportsNativeCalls) else _no_native_calls
+        )
         self._forcing: SupportsForcedTokens | None = (
             matcher if isinstance(matcher, SupportsForcedTokens) else None
         )
@@ -158,3 +161,8 @@ class Cursor:
         num_accepted = self.matcher.accept_prefix(tokens)
         self._num_accepted += num_accepted
         return num_accepted
+
+
+def _no_native_calls() -> None:
+    """For a matcher that only Python can move."""
+    return

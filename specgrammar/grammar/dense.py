@@ -45,6 +45,6 @@ def fill_dense(
             f"of {num_words} words (vocabulary)"
         )
     bitmask[:num_nodes] = -1
-    rows = MaskRows(bitmask, num_nodes, dense=True)
+    rows = MaskRows(bitmask, num_nodes)
     fill_rows(sessions, tree, rows)
     return rows.status

@@ -1,15 +1,15 @@
-"""Walking the trees of a batch, one request after the other or runs of requests side by side.
+"""Walking the trees of a batch, in one native call where the backend allows it.
 
 Whatever a backend raises ends the request that it raised for, with its reason, and no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specgrammar.errors import MatcherError, RequestError, TreeError
+from specgrammar.grammar.native_walk import walk_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.trees.tree import HostTree
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def fill_rows(
     sessions: Sequence[GrammarSession], tree: HostTree, rows: MaskRows, workers: FillWorkers | None = None
 ) -> None:
-    """Walk every request's tree into `rows`.
+    """Walk every request's tree into `rows`; the nodes of one that fails are dead.
 
     Args:
         sessions: one per request of the tree, in its order.
@@ -33,46 +33,18 @@ def fill_rows(
     validate_tree(tree)
     if len(sessions) != len(tree.cu_nodes) - 1:
         raise TreeError(f"{len(sessions)} sessions for a tree of {len(tree.cu_nodes) - 1} requests")
-    rows.begin(tree)
-    requests = list(zip(sessions, RequestNodes.of(tree), strict=True))
-    if workers is None:
-        fill_alone(requests, rows)
-    else:
-        fill_side_by_side(requests, rows, workers, len(tree.draft_tokens))
-
-
-Requests = Sequence[tuple["GrammarSession", RequestNodes]]
-
-_RUNS_PER_THREAD = 4
-"""Requests differ by a factor of ten: who is done early takes one more. Each run is a copy to upload."""
-
-
-def fill_alone(requests: Requests, rows: MaskRows) -> None:
-    """Fill one request after the other; the nodes of one that fails are dead."""
-    for session, nodes in requests:
+    others = walk_natively(sessions, tree, rows, workers)
+    if not others:
+        return
+    rows.begin(tree, others)
+    requests = RequestNodes.of(tree)
+    for number in others:
+        session, nodes = sessions[number], requests[number]
         try:
             session.walk(nodes, rows)
         except Exception as error:
             session.fail(as_request_error(error))
             rows.drop(nodes)
-
-
-def fill_side_by_side(requests: Requests, rows: MaskRows, workers: FillWorkers, num_nodes: int) -> None:
-    """Fill runs of requests on several threads; each run has the rows from its first node's number on."""
-    num_threads = min(workers.num_threads(num_nodes), len(requests))
-    num_runs = 1 if num_threads == 1 else num_threads * _RUNS_PER_THREAD
-    jobs: list[Callable[[], None]] = []
-    begin = 0
-    for run in range(num_runs):
-        end = begin
-        while end < len(requests) and requests[end][1].first < num_nodes * (run + 1) // num_runs:
-            end += 1
-        if end > begin:
-            part = rows if begin == 0 else rows.part(requests[begin][1].first)
-            jobs.append(partial(fill_alone, requests[begin:end], part))
-        begin = end
-    if jobs:
-        workers.run(jobs, num_threads, num_nodes)
 
 
 def as_request_error(error: Exception) -> RequestError:

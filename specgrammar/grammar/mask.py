@@ -24,20 +24,18 @@ class GrammarMask:
 
     Attributes:
         status: int8 `[num_nodes]` of `NodeStatus`.
-        num_rows: rows of the mask; those that nobody owns are not uploaded.
+        num_rows: rows of the mask; a few may belong to no node.
         vocab_size: columns at or above it are padding and become -inf in every row.
     """
 
     def __init__(self, rows: MaskRows, slot: BitmaskSlot, device: Device, vocab_size: int) -> None:
-        """Take over a slot that `rows` was filled in."""
+        """Take over a slot whose rows and owners `rows` was written to."""
         self.status: NDArray[np.int8] = rows.status
         self.num_rows: int = rows.num_rows
         self.vocab_size = vocab_size
         self._device = device
         self._slot: BitmaskSlot | None = slot
         self._uploaded: Event | None = None
-        self._segments = rows.segments
-        rows.write_owners(slot.owners[: self.num_rows])
 
     def __enter__(self) -> Self:
         """Nothing more to do."""
@@ -71,8 +69,7 @@ class GrammarMask:
         if self._uploaded is not None:
             raise SpecGrammarError("upload twice: a mask belongs to one step")
         if num_rows and not self._device.shares_host_memory:
-            for segment in self._segments:
-                self._device.copy(slot.device_rows[segment], slot.host_rows[segment])
+            self._device.copy(slot.device_rows[:num_rows], slot.host_rows[:num_rows])
             self._device.copy(slot.device_owners[:num_rows], slot.host_owners[:num_rows])
         self._uploaded = self._device.record()
 

@@ -33,10 +33,13 @@ class BitmaskGuard(Generic[Handle]):
     """Checks and wraps bitmasks for one vocabulary.
 
     Thread-safe: its only state is replaced as a whole. It keeps the last array alive.
+
+    Attributes:
+        num_words: int32 words of a row.
     """
 
     def __init__(self, vocabulary: Vocabulary, wrap: Callable[[NDArray[np.int32]], Handle]) -> None:
-        self._num_words = vocabulary.num_words
+        self.num_words: int = vocabulary.num_words
         self._wrap = wrap
         self._last: tuple[NDArray[np.int32] | None, Handle | None] = (None, None)
 
@@ -53,10 +56,10 @@ class BitmaskGuard(Generic[Handle]):
     def _check(self, bitmask: NDArray[np.int32]) -> None:
         if not isinstance(bitmask, np.ndarray):
             raise MatcherError(f"the bitmask is a {type(bitmask).__name__}; expected a numpy int32 array")
-        if bitmask.dtype != np.int32 or bitmask.ndim != 2 or bitmask.shape[1] != self._num_words:
+        if bitmask.dtype != np.int32 or bitmask.ndim != 2 or bitmask.shape[1] != self.num_words:
             raise MatcherError(
                 f"the bitmask is {bitmask.dtype}{list(bitmask.shape)}; "
-                f"expected int32[rows, {self._num_words}] for this vocabulary"
+                f"expected int32[rows, {self.num_words}] for this vocabulary"
             )
         if not bitmask.flags.c_contiguous or not bitmask.flags.writeable:
             raise MatcherError("the bitmask has to be C-contiguous and writeable; pass the base array")

@@ -19,10 +19,10 @@ from specgrammar.grammar.cursor import Cursor
 from specgrammar.grammar.dense import fill_dense
 from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.gate_checks import checked_gate
-from specgrammar.grammar.native_walk import walk_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.stops import FinishReason, StopRules
 from specgrammar.grammar.walk import ENDED, LIVE, Ends, nothing_legal, walk_engaged, walk_free
+from specgrammar.protocols.abilities import NativeCalls
 from specgrammar.protocols.gate import GrammarGate
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 from specgrammar.trees.tree import HostTree
@@ -157,10 +157,22 @@ class GrammarSession:
             walk_free(None, nodes, rows, ends)
         elif not cursor.engaged:
             walk_free(cursor, nodes, rows, ends)
-        elif cursor.tree_filler is not None and max(nodes.tokens) < ends.vocab_size:
-            walk_natively(cursor.tree_filler, nodes, rows, ends)
         else:
             walk_engaged(cursor.walk_calls(rows.bitmask), nodes, 0, rows, ends)
+
+    def native_calls(self) -> NativeCalls | None:
+        """How native code walks this request's tree instead of `walk`; None where it cannot.
+
+        A backend that raises ends the request with its reason.
+        """
+        cursor = self.cursor
+        if self.finish is not None or cursor is None or not cursor.engaged:
+            return None
+        try:
+            return cursor.native_calls()
+        except Exception as error:
+            self.fail(as_request_error(error))
+            return None
 
     # Following the target (lazy masking): the grammar moves with each choice, before that is committed.
 
@@ -215,6 +227,7 @@ class GrammarSession:
                 raise nothing_legal()
             else:
                 rows.statuses[node] = ENDED
+                rows.disown(row)
 
     # Moving.
 

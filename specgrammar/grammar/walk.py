@@ -1,7 +1,7 @@
 """The walk: one request's draft tree against the state of its grammar.
 
-It moves the matcher from node to node and fills a row at each; a matcher that can fill a whole tree at once is
-walked in `native_walk` instead. A child is legal where its bit is set in its parent's row, so that nothing
+It moves the matcher from node to node and fills a row at each; a matcher that native code can move is walked in
+`native_walk` instead. A child is legal where its bit is set in its parent's row, so that nothing
 illegal is ever offered to a matcher. What is not one of the matcher's own calls is kept to a tenth of the time
 here: rows get numbers only when they are filled, so live rows lie next to each other, and those of other nodes
 are not written at all.
@@ -53,7 +53,7 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
         DeadEndError: nothing is legal behind the request's own root.
         MatcherError: the backend failed.
     """
-    first, tokens, next_token, next_sibling, _ = nodes
+    first, tokens, next_token, next_sibling = nodes
     take, status, words = rows.take, rows.statuses, rows.words
     vocab_size, stop_ids = ends.vocab_size, ends.stop_ids
     accept, fill, rollback = calls
@@ -90,6 +90,7 @@ def walk_engaged(calls: WalkCalls, nodes: RequestNodes, root: int, rows: MaskRow
                 if barren == 0:
                     raise nothing_legal()
                 status[first + barren] = ENDED
+                rows.disown(row)
             if not path:
                 return
             child, row = path.pop()
@@ -110,7 +111,7 @@ def walk_free(cursor: Cursor | None, nodes: RequestNodes, rows: MaskRows, ends: 
         rows: receives owners and statuses.
         ends: ids outside the vocabulary are illegal, stop ids end a path.
     """
-    first, tokens, next_token, next_sibling, _ = nodes
+    first, tokens, next_token, next_sibling = nodes
     status = rows.statuses
     status[first] = FREE
     gate = None if cursor is None else cursor.gate

@@ -1,9 +1,8 @@
 """Threads that walk requests' trees side by side, as many as measurement says pay.
 
-Only walks in native code that releases the GIL gain. How many threads a step gets follows from what steps of
-about its size took on this machine with this backend: each number of threads is tried a few times in turn, then
-the best is used, and the others once in a while again. Results do not depend on it: rows may lie elsewhere in
-memory, but each node has the same row and status.
+How many threads a step gets follows from what steps of about its size took on this machine with this backend:
+each number of threads is tried a few times in turn, then the best is used, and the others once in a while again.
+Results do not depend on it: rows may lie elsewhere in memory, but each node has the same row and status.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from statistics import median
+
+from specgrammar.native.pool import NativePool
 
 _NUM_PROBES = 16
 _NUM_TRIES = 2
@@ -25,16 +25,20 @@ _TRY_AGAIN = 50
 
 
 class FillWorkers:
-    """A pool of threads, and the measurements that decide how many of them a step uses."""
+    """A pool of threads for native code, and the measurements that decide how many of them a step uses.
+
+    Attributes:
+        max_threads: most threads, the caller's among them; 1 where there is no native code.
+    """
 
     def __init__(self, max_threads: int | None = None) -> None:
         """Start the pool and measure what a hand-over costs.
 
         Args:
-            max_threads: most threads, the caller's among them; by default one per core that may be used.
+            max_threads: most threads; by default one per core that may be used.
         """
-        self.max_threads: int = max_threads or _num_cores()
-        self._pool = ThreadPoolExecutor(max(1, self.max_threads - 1), "specgrammar-fill")
+        self._pool = NativePool(max_threads or _num_cores())
+        self.max_threads: int = self._pool.num_threads
         self._handover_s = self._measure_handover()
         self._sizes: dict[int, _Size] = {}
 
@@ -43,51 +47,32 @@ class FillWorkers:
 
         Never more than could pay if handing over work were all that sharing it costs.
         """
+        if self.max_threads == 1:
+            return 1
         size = self._size(num_nodes)
         alone = size.seconds_per_node(1) * num_nodes
         # A clock that was set back may say that work took less than no time.
         could_pay = max(1, 1 + int(alone / (2 * self._handover_s))) if size.tried(1) else 1
         return size.choose(_powers_of_two(min(self.max_threads, could_pay)))
 
-    def run(self, jobs: Sequence[Callable[[], None]], num_threads: int, num_nodes: int) -> None:
-        """Run all jobs on this thread and others, each taking the next one; learn from how long that took.
-
-        Raises what a job raises, when all are done.
-        """
-        left = deque(jobs)
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            while left:
-                try:
-                    job = left.popleft()
-                except IndexError:
-                    return  # another thread was faster
-                try:
-                    job()
-                except BaseException as error:
-                    errors.append(error)
-
+    def run(self, work: Callable[[int, int | None], None], num_nodes: int) -> None:
+        """Call `work` with a number of threads and the pool that has them; learn from how long it took."""
+        num_threads = self.num_threads(num_nodes)
         begin = time.perf_counter()
-        others = [self._pool.submit(work) for _ in range(num_threads - 1)]
-        work()
-        for other in others:
-            other.result()
-        if errors:
-            raise errors[0]
+        work(num_threads, self._pool.handle)
         self._size(num_nodes).learn(num_threads, (time.perf_counter() - begin) / max(1, num_nodes))
 
     def _size(self, num_nodes: int) -> _Size:
         return self._sizes.setdefault(num_nodes.bit_length(), _Size())
 
     def _measure_handover(self) -> float:
-        """Median seconds from submitting nothing to having it done."""
+        """Median seconds from waking another thread for nothing to having it done."""
         spent = []
-        for _ in range(_NUM_PROBES):
+        for _ in range(_NUM_PROBES if self.max_threads > 1 else 0):
             begin = time.perf_counter()
-            self._pool.submit(int).result()
+            self._pool.wake(2)
             spent.append(time.perf_counter() - begin)
-        return median(spent)
+        return median(spent) if spent else 0.0
 
 
 class _Size:

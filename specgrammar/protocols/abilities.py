@@ -41,33 +41,27 @@ class SupportsUncheckedWalk(Protocol):
         ...
 
 
+class NativeCalls(NamedTuple):
+    """How native code moves a matcher: see `specgrammar/native/matcher_calls.h`, which is in the package."""
+
+    calls: int
+    """The address of a `SpecgrammarCalls`, valid as long as the process."""
+    matcher: int
+    """The address that its functions are given, valid as long as the matcher."""
+
+
 @runtime_checkable
-class SupportsTreeFill(Protocol):
-    """An ability of a matcher: the rows of a whole draft tree in one native call."""
+class SupportsNativeCalls(Protocol):
+    """An ability of a matcher: native code moves it, without the interpreter and without its lock.
 
-    def fill_tree(
-        self,
-        draft_tokens: NDArray[np.int64],
-        retrieve_next_token: NDArray[np.int64],
-        retrieve_next_sibling: NDArray[np.int64],
-        bitmask: NDArray[np.int32],
-        row: int,
-    ) -> None:
-        """Fill `bitmask[row + i]` for every node i that can be reached over legal tokens; the root always can.
+    The trees of a batch are then walked by one native call, side by side where threads pay.
+    """
 
-        Rows of other nodes, and rows behind a stop token, hold anything afterwards. A row is all zero where
-        nothing is legal. The state is left as found.
+    def native_calls(self) -> NativeCalls | None:
+        """The calls for this matcher as it is now, valid until any other method is called.
 
-        Args:
-            draft_tokens: int64 `[n]`, contiguous, like the links; each in `[-1, vocab_size)`. The root's own
-                token is not looked at.
-            retrieve_next_token: see `trees.tree`; a valid tree.
-            retrieve_next_sibling: see `trees.tree`.
-            bitmask: as for `fill_bitmask`, with at least `row + n` rows.
-            row: where the root's row goes.
-
-        Raises:
-            MatcherError: the backend failed; the state is then undefined.
+        They do what `walk_calls` do. None where native code cannot move it: behind a stop token, or where the
+        library for it was not built.
         """
         ...
 

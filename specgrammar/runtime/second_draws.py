@@ -42,7 +42,7 @@ class SecondDraws:
         """Fill a row for the node (flat index) that the session's grammar stands behind."""
         if self._filled is None:
             slot = self._parts.allocator.acquire(self._capacity)
-            self._filled = MaskRows(slot.rows, self._num_nodes), slot
+            self._filled = MaskRows(slot.rows, self._num_nodes, slot.owners), slot
         session.fill_ahead(self._filled[0], node)
 
     def offers(self, node: int) -> bool:

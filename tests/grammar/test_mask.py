@@ -52,7 +52,7 @@ def test_a_mask_is_applied_row_by_row_and_padded_columns_are_never_legal(
     ring = BitmaskRing(DEVICE, num_words)
     slot = ring.acquire(num_nodes)
     slot.rows[: len(live)] = random_rows(seed, len(live), num_words)
-    rows = MaskRows(slot.rows, num_nodes)
+    rows = MaskRows(slot.rows, num_nodes, slot.owners)
     for node in live:
         rows.statuses[node] = NodeStatus.LIVE
         rows.take(node)
@@ -136,7 +136,7 @@ def test_a_mask_is_used_once_and_in_order() -> None:
 
     def mask() -> GrammarMask:
         slot = ring.acquire(1)
-        return GrammarMask(MaskRows(slot.rows, 1), slot, DEVICE, 8)
+        return GrammarMask(MaskRows(slot.rows, 1, slot.owners), slot, DEVICE, 8)
 
     fresh = mask()
     with pytest.raises(SpecGrammarError, match=r"call mask\.upload"):

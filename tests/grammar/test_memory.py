@@ -39,7 +39,7 @@ class Filled:
         """Fill the rows of some nodes, owned in a drawn order."""
         rng = np.random.default_rng(seed)
         slot = ring.acquire(num_nodes)
-        rows = MaskRows(slot.rows, num_nodes)
+        rows = MaskRows(slot.rows, num_nodes, slot.owners)
         legal = np.ones((num_nodes, VOCAB_SIZE), np.bool_)
         for node in rng.permutation(num_nodes)[: rng.integers(1, num_nodes + 1)].tolist():
             legal[node] = rng.integers(0, 2, VOCAB_SIZE)

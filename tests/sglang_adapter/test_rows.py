@@ -220,7 +220,7 @@ def test_a_grammar_that_fails_ends_its_request_alone() -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("the matcher is broken")
 
-    broken.matcher.fill_tree = fail
+    broken.matcher.native_calls = fail
     broken.session = type(broken.session)(VOCABULARY, broken.matcher)
     rows = rows_of(hook, [broken, healthy], HostTree.from_chains([[0, 3], [0, 3]])).reshape(2, 2)
     assert (rows[0] == -1).all()

@@ -196,7 +196,7 @@ def failing(request: ToyRequest) -> ToyRequest:
     grammar = request.structured_output_request.grammar
     grammar._matcher = SimpleNamespace(accept_prefix=refuse, rollback=refuse)
     grammar._cursor.walk_calls = refuse
-    grammar._cursor.tree_filler = None
+    grammar._cursor.native_calls = lambda: None
     return request
 
 

@@ -1,0 +1,78 @@
+/* What Python calls (see `library.py`): plain C, arrays by address. */
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+
+#include "pool.h"
+#include "walk.h"
+
+using specgrammar::Outcome;
+using specgrammar::Pool;
+using specgrammar::Request;
+using specgrammar::Rows;
+using specgrammar::Trees;
+
+extern "C" {
+
+/* Raised whenever a signature below changes. */
+int32_t specgrammar_version() { return 1; }
+
+void* specgrammar_pool_new(int32_t num_threads) {
+  try {
+    return new Pool(num_threads);
+  } catch (const std::exception&) {  // the system has no thread
+    return nullptr;
+  }
+}
+
+void specgrammar_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
+
+/* What a hand-over costs: wake threads for nothing. */
+void specgrammar_pool_wake(void* pool, int32_t num_threads) {
+  static_cast<Pool*>(pool)->run(num_threads, [] {});
+}
+
+/* Walk some requests of a batch side by side; returns the number of the row behind the last one handed out.
+
+   numbers[i], calls[i], matchers[i]: which request of the batch it is, and how its grammar is moved.
+   outcomes[i], refused[i], reasons[i * kReasonSize]: how it ended, the token that its matcher refused, why it failed.
+   All nodes of a request that did not end well are dead; its rows belong to nobody, dense ones are all ones. */
+int64_t specgrammar_walk(void* pool, int32_t num_threads, int64_t num_requests, const int64_t* numbers,
+                         const SpecgrammarCalls* const* calls, void* const* matchers, const int64_t* cu_nodes,
+                         const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
+                         int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, int32_t* words,
+                         int64_t num_words, int32_t* owners, int8_t* status, int64_t first_row, int32_t dense,
+                         int32_t* outcomes, int64_t* refused, char* reasons) {
+  const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
+  Rows rows{words, num_words, owners, status, {first_row}, dense != 0};
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> all_well{true};
+  const std::function<void()> work = [&] {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < num_requests;) {
+      const int64_t first = cu_nodes[numbers[i]];
+      const Request request{calls[i], matchers[i], first, cu_nodes[numbers[i] + 1] - first};
+      const Outcome outcome = walk(request, trees, rows, reasons + i * specgrammar::kReasonSize, refused + i);
+      outcomes[i] = outcome;
+      if (outcome != specgrammar::kWalked) {
+        all_well.store(false, std::memory_order_relaxed);
+        std::fill_n(status + first, request.num_nodes, specgrammar::kPadding);
+        if (dense) std::fill_n(words + first * num_words, request.num_nodes * num_words, -1);
+      }
+    }
+  };
+  if (pool && num_threads > 1) {
+    static_cast<Pool*>(pool)->run(num_threads, work);
+  } else {
+    work();
+  }
+  const int64_t num_rows = rows.num_rows.load();
+  if (!all_well.load() && !dense) {
+    for (int64_t row = first_row; row < num_rows; ++row) {
+      if (owners[row] >= 0 && status[owners[row]] != specgrammar::kLive) owners[row] = -1;
+    }
+  }
+  return num_rows;
+}
+
+}  // extern "C"

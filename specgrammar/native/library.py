@@ -1,0 +1,68 @@
+"""The compiled part of the package, where there is one: see `hatch_build.py` for how it comes about."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+from specgrammar.errors import ConfigError
+
+_VERSION = 1
+"""Of the signatures below, and of `matcher_calls.h`."""
+SWITCH = "SPECGRAMMAR_NATIVE"
+"""Environment variable: `0` walks grammars by Python although native libraries are there."""
+REASON_SIZE = 400
+"""Bytes of the text that says why a request's walk failed (`kReasonSize`)."""
+
+_POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "specgrammar_pool_new": (_POINTER, [_INT32]),
+    "specgrammar_pool_free": (None, [_POINTER]),
+    "specgrammar_pool_wake": (None, [_POINTER, _INT32]),
+    "specgrammar_walk": (
+        _INT64,
+        [
+            *(_POINTER, _INT32, _INT64, _POINTER, _POINTER, _POINTER),  # threads, requests
+            *(_POINTER, _POINTER, _POINTER, _POINTER),  # the trees
+            *(_INT64, _POINTER, _INT64),  # the vocabulary
+            *(_POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT32),  # the rows
+            *(_POINTER, _POINTER, _POINTER),  # how it went
+        ],
+    ),
+}
+
+
+@cache
+def core() -> ctypes.CDLL | None:
+    """The library of `specgrammar/native`; None where the package was built without a C++ compiler."""
+    library = load(Path(__file__).with_name("libspecgrammar.so"))
+    if library is None:
+        return None
+    version: int = library.specgrammar_version()
+    if version != _VERSION:
+        raise ConfigError(
+            f"the native library is of version {version}, this code needs {_VERSION}; install the package "
+            "again, or run `make native` in a checkout"
+        )
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def load(path: Path) -> ctypes.CDLL | None:
+    """A library that was compiled with the package; None where there is none, or where it is switched off.
+
+    Raises ConfigError where it is there and cannot be loaded.
+    """
+    if os.environ.get(SWITCH) == "0" or not path.exists():
+        return None
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ConfigError(
+            f"the native library {path.name} cannot be loaded: {error}; install the package again, or set "
+            f"{SWITCH}=0 to do without"
+        ) from error

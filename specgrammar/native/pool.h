@@ -1,0 +1,37 @@
+/* Threads that wait for work without the interpreter. */
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace specgrammar {
+
+class Pool {
+ public:
+  /* Start `num_threads - 1` threads: the caller is one. */
+  explicit Pool(int num_threads);
+  ~Pool();
+
+  /* Run `work` on this thread and on `num_threads - 1` others, and return when all are done. A pool that is in use,
+     or whose threads stayed in the process that this one was forked from, leaves it to this thread alone. */
+  void run(int num_threads, const std::function<void()>& work);
+
+ private:
+  void serve(int number);
+
+  /* A call is published as one word, so that a thread which wakes late sees which call it is and whether it is
+     wanted: the number of the call above, the number of threads that are wanted in the lowest byte. */
+  std::atomic<uint64_t> call_{0};
+  std::atomic<int> num_left_{0};
+  const std::function<void()>* work_ = nullptr;
+  std::mutex in_use_;
+  int64_t owner_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace specgrammar

@@ -1,0 +1,52 @@
+/* The walk over the draft trees of a batch: every live node gets a row, and every node a status. */
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "matcher_calls.h"
+
+namespace specgrammar {
+
+/* What a node is; the numbers of `protocols.grammar.NodeStatus`. */
+enum Status : int8_t { kPadding = 0, kRejected = 1, kEnded = 2, kFree = 3, kLive = 4 };
+
+/* How a request's walk ended. */
+enum Outcome : int32_t { kWalked = 0, kNothingLegal = 1, kRefused = 2, kFailed = 3 };
+
+constexpr int64_t kReasonSize = 400;
+
+/* A request that is walked. */
+struct Request {
+  const SpecgrammarCalls* calls;
+  void* matcher;
+  int64_t first;     /* the flat index of its root */
+  int64_t num_nodes;
+};
+
+/* The same for all requests of a step. Links count from a request's root, as in `trees.tree`. */
+struct Trees {
+  const int64_t* draft_tokens;
+  const int64_t* next_token;
+  const int64_t* next_sibling;
+  int64_t vocab_size;
+  const int64_t* stop_ids;
+  int64_t num_stop_ids;
+};
+
+/* Where walks write. In the compact layout rows are handed out in the order in which nodes are reached; in the dense
+   one node i has row i. */
+struct Rows {
+  int32_t* words;
+  int64_t num_words;
+  int32_t* owners;  /* the node of each row, -1 for none (compact) */
+  int8_t* status;   /* of each node */
+  std::atomic<int64_t> num_rows;
+  bool dense;
+};
+
+/* Walk one request; the matcher is left as it was found. `reason` (kReasonSize bytes) says why it failed. */
+Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t* token);
+
+}  // namespace specgrammar
