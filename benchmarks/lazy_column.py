@@ -69,12 +69,11 @@ def reads_back(best: torch.Tensor) -> type[LazyWalk]:
     """A walk that copies what the device drew, int64 `[num_nodes, NUM_BEST]`, instead of drawing."""
 
     class ReadsBack(LazyWalk):
-        def draw_at_once(self, tree: HostTree) -> list[int]:
+        def draw_at_once(self, tree: HostTree) -> NDArray[np.int64]:
             assert tree.num_nodes == len(best)
             self._best = best.clone().numpy()
             self._num_sure = np.full(len(best), best.shape[1] - 1)
-            drawn: list[int] = self._best[:, 0].tolist()
-            return drawn
+            return self._best[:, 0].copy()
 
     return ReadsBack
 

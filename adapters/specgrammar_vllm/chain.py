@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.grammar.cursor import Cursor
-from specgrammar.grammar.native_walk import NativeWalks
+from specgrammar.grammar.native_batch import NativeBatch
+from specgrammar.grammar.native_walk import walk_batch
 from specgrammar.grammar.rows import MaskRows
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.walk import LIVE, nothing_legal
@@ -65,10 +66,10 @@ def _fill_natively(
 ) -> bool:
     """Fill rows from the first on; whether something is legal behind the last draft."""
     rows = MaskRows(bitmask, len(drafts) + 1)
-    walks = NativeWalks(HostTree.from_chains([[0, *drafts]]), rows)
-    walks.add(0, native)
-    walks.run(session.vocabulary)
-    for _, error in walks.failures():
+    batch = NativeBatch(HostTree.from_chains([[0, *drafts]]), session.vocabulary)
+    batch.add(0, native)
+    walk_batch(batch, rows)
+    for _, error in batch.failures():
         raise error
     return rows.statuses[len(drafts)] == LIVE
 

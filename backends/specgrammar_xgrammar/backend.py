@@ -18,6 +18,7 @@ from specgrammar.grammar.native import BitmaskGuard, check_vocabulary, one_line
 from specgrammar.language.frontend import rules_of
 from specgrammar.language.source import load_json
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
+from specgrammar_xgrammar.calls import NativeTable
 from specgrammar_xgrammar.ebnf import loops_are_simple, to_ebnf
 from specgrammar_xgrammar.facts import FACTS, NATIVE_FACTS
 from specgrammar_xgrammar.matcher import ENDS, XGrammarMatcher
@@ -107,6 +108,7 @@ class XGrammarBackend:
         self._legal = bytes(
             ENDS if i in stops else bool(token) and i not in hidden for i, token in enumerate(vocabulary.tokens)
         )
+        self._table = NativeTable(self._legal, vocabulary.num_words)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -150,7 +152,7 @@ class XGrammarBackend:
             raise MatcherError(
                 f"xgrammar: the grammar was compiled by another backend ({type(compiled).__name__})"
             )
-        return XGrammarMatcher(xgrammar.GrammarMatcher(compiled.native), self._guard, self._legal)
+        return XGrammarMatcher(xgrammar.GrammarMatcher(compiled.native), self._guard, self._legal, self._table)
 
 
 def _has_keyword(spec: GrammarSpec, keyword: str) -> bool:

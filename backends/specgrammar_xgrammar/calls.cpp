@@ -10,12 +10,14 @@
 
 namespace {
 
-/* A table of `SpecgrammarCalls` and what its functions need. Lives as long as the process. */
+/* A table of `SpecgrammarCalls` and what its functions need. */
 struct XGrammarCalls {
   SpecgrammarCalls calls;
   TVMFFIObjectHandle accept_token;
   TVMFFIObjectHandle fill_next_token_bitmask;
   TVMFFIObjectHandle rollback;
+  const uint8_t* is_text; /* by id: the library prints a warning for others */
+  int64_t vocab_size;
 };
 
 const XGrammarCalls& table(const SpecgrammarCalls* self) { return *reinterpret_cast<const XGrammarCalls*>(self); }
@@ -69,6 +71,7 @@ int64_t call(TVMFFIObjectHandle function, const TVMFFIAny* arguments, int32_t nu
 }
 
 int32_t accept(const SpecgrammarCalls* self, void* matcher, int32_t token) {
+  if (token < 0 || token >= table(self).vocab_size || table(self).is_text[token] != 1) return 0;
   const TVMFFIAny arguments[] = {object(matcher), integer(token), no()};
   return static_cast<int32_t>(call(table(self).accept_token, arguments, 3));
 }
@@ -94,11 +97,16 @@ void reason(const SpecgrammarCalls*, void*, char* text, int64_t size) {
 
 extern "C" {
 
-/* A table for rows of `num_words` words; the functions are handles of xgrammar's methods, which live as long. */
+/* A table for one vocabulary. The functions are handles of xgrammar's methods, `is_text` has 1 for each id that stands
+   for text; both have to outlive the table. */
 SpecgrammarCalls* specgrammar_xgrammar_calls(void* accept_token, void* fill_next_token_bitmask, void* rollback_,
-                                             int64_t num_words) {
-  auto* made = new XGrammarCalls{
-      {num_words, accept, fill, rollback, reason}, accept_token, fill_next_token_bitmask, rollback_};
+                                             const uint8_t* is_text, int64_t vocab_size, int64_t num_words) {
+  auto* made = new XGrammarCalls{{num_words, accept, fill, rollback, reason},
+                                 accept_token,
+                                 fill_next_token_bitmask,
+                                 rollback_,
+                                 is_text,
+                                 vocab_size};
   return &made->calls;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,29 @@ from specgrammar.native.library import SWITCH, load
 _METHODS = ("accept_token", "fill_next_token_bitmask", "rollback")
 
 
-@cache
-def native_table(num_words: int) -> int | None:
-    """The address of the `SpecgrammarCalls` for rows of `num_words` words; None where it was not built.
+class NativeTable:
+    """The `SpecgrammarCalls` of one vocabulary.
 
-    Raises ConfigError where the installed xgrammar has not the functions that it needs.
+    Attributes:
+        address: of the table, valid as long as this object; None where the library for it was not built.
     """
-    library = _library()
-    if library is None:
-        return None
-    table: int = library.specgrammar_xgrammar_calls(*_handles(), num_words)
-    return table
+
+    def __init__(self, legal: bytes, num_words: int) -> None:
+        """Make a table.
+
+        Args:
+            legal: per token id, 1 for text.
+            num_words: int32 words of a row.
+
+        Raises:
+            ConfigError: the installed xgrammar has not the functions that it needs.
+        """
+        library = _library()
+        self.address: int | None = None
+        self._legal = legal  # the table reads it
+        if library is not None:
+            self.address = library.specgrammar_xgrammar_calls(*_methods(), legal, len(legal), num_words)
+            weakref.finalize(self, library.specgrammar_xgrammar_free, self.address)
 
 
 @cache
@@ -35,12 +48,16 @@ def _library() -> ctypes.CDLL | None:
     library = load(Path(__file__).with_name("libspecgrammar_xgrammar.so"))
     if library is not None:
         library.specgrammar_xgrammar_calls.restype = ctypes.c_void_p
-        library.specgrammar_xgrammar_calls.argtypes = [*[ctypes.c_void_p] * len(_METHODS), ctypes.c_int64]
+        library.specgrammar_xgrammar_calls.argtypes = [
+            *[ctypes.c_void_p] * len(_METHODS),
+            *(ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64),
+        ]
+        library.specgrammar_xgrammar_free.argtypes = [ctypes.c_void_p]
     return library
 
 
 @cache
-def _handles() -> tuple[int, ...]:
+def _methods() -> tuple[int, ...]:
     """The functions behind xgrammar's methods, which live as long as the process."""
     handle_type: Any = xgrammar.base._core.GrammarMatcher
     functions = {method.name: method.func for method in handle_type.__tvm_ffi_type_info__.methods}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.native import BitmaskGuard, check_filled, check_rollback, check_row, ended, one_line
 from specgrammar.protocols.abilities import NativeCalls, WalkCalls
-from specgrammar_xgrammar.calls import native_table
+from specgrammar_xgrammar.calls import NativeTable
 
 ENDS = 2
 """What `legal` says of a stop token."""
@@ -25,13 +25,16 @@ class XGrammarMatcher:
     for every token behind the end and for special ids, and pass a negative rollback silently.
     """
 
-    def __init__(self, native: xgrammar.GrammarMatcher, guard: BitmaskGuard[Any], legal: bytes) -> None:
+    def __init__(
+        self, native: xgrammar.GrammarMatcher, guard: BitmaskGuard[Any], legal: bytes, table: NativeTable
+    ) -> None:
         """Wrap a native matcher.
 
         Args:
             native: at the start of its grammar, or a fork (then `accept` counts from there).
             guard: shared by all matchers of the vocabulary.
             legal: per token id, `ENDS` for a stop token, 0 for other special ids, 1 for text.
+            table: how native code moves matchers of this vocabulary.
         """
         self._native = native
         self._guard = guard
@@ -45,8 +48,8 @@ class XGrammarMatcher:
         self._is_terminated = handle.is_terminated
         self._native_rollback = handle.rollback
         self._find_forced = handle.find_jump_forward_string
-        table = native_table(guard.num_words)
-        self._native_calls = None if table is None else NativeCalls(table, handle.__chandle__())
+        self._table = table
+        self._native_calls = None if table.address is None else NativeCalls(table.address, handle.__chandle__())
 
     @property
     def finished(self) -> bool:
@@ -112,6 +115,10 @@ class XGrammarMatcher:
         """See `SupportsNativeCalls`."""
         return None if self._finished else self._native_calls
 
+    def native_moved(self, tokens: Sequence[int]) -> None:
+        """See `SupportsNativeCalls`."""
+        self._num_accepted += len(tokens)
+
     def forced_text(self) -> bytes:
         """See `SupportsForcedTokens`; xgrammar calls it a jump-forward string."""
         if self._finished:
@@ -126,7 +133,7 @@ class XGrammarMatcher:
 
     def fork(self) -> XGrammarMatcher:
         """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""
-        copy = XGrammarMatcher(self._native.fork(), self._guard, self._legal)
+        copy = XGrammarMatcher(self._native.fork(), self._guard, self._legal, self._table)
         copy._num_accepted = self._num_accepted
         copy._finished = self._finished
         return copy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
@@ -23,7 +23,6 @@ class Cursor:
 
     Attributes:
         engaged: whether the grammar restricts what comes next.
-        native_calls: how native code moves the matcher, None where only Python can.
         gate_state: where the gate stands while it is not engaged.
     """
 
@@ -40,9 +39,7 @@ class Cursor:
         """
         self.matcher = matcher
         self.walk_calls: CallsOver = calls_of(matcher)
-        self.native_calls: Callable[[], NativeCalls | None] = (
-            matcher.native_calls if isinstance(matcher, SupportsNativeCalls) else _no_native_calls
-        )
+        self._native: SupportsNativeCalls | None = matcher if isinstance(matcher, SupportsNativeCalls) else None
         self._forcing: SupportsForcedTokens | None = (
             matcher if isinstance(matcher, SupportsForcedTokens) else None
         )
@@ -94,6 +91,16 @@ class Cursor:
                 self._num_accepted += 1
                 return index
         return -1
+
+    def native_calls(self) -> NativeCalls | None:
+        """How native code moves the matcher; None where only Python can."""
+        return None if self._native is None else self._native.native_calls()
+
+    def moved(self, tokens: Sequence[int]) -> None:
+        """Native code moved the matcher over some tokens."""
+        assert self._native is not None
+        self._native.native_moved(tokens)
+        self._num_accepted += len(tokens)
 
     @property
     def num_steps(self) -> int:
@@ -161,8 +168,3 @@ class Cursor:
         num_accepted = self.matcher.accept_prefix(tokens)
         self._num_accepted += num_accepted
         return num_accepted
-
-
-def _no_native_calls() -> None:
-    """For a matcher that only Python can move."""
-    return

@@ -195,6 +195,12 @@ class GrammarSession:
         self._ahead += tokens[:num_moves]
         return num_moves
 
+    def followed(self, tokens: Sequence[int]) -> None:
+        """Native code has moved the grammar over tokens that the target chose, as `follow` does."""
+        assert self.cursor is not None
+        self.cursor.moved(tokens)
+        self._ahead += tokens
+
     def follow_first(self, tokens: Sequence[int]) -> int:
         """Move the grammar over the first legal one of some tokens; returns its index, -1 where none is.
 

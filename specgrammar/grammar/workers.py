@@ -1,8 +1,8 @@
 """Threads that walk requests' trees side by side, as many as measurement says pay.
 
 How many threads a step gets follows from what steps of about its size took on this machine with this backend:
-each number of threads is tried a few times in turn, then the best is used, and the others once in a while again.
-Results do not depend on it: rows may lie elsewhere in memory, but each node has the same row and status.
+each number of threads is tried a few times in turn, then the best is used, and the others once in a while
+again. Results do not depend on it: rows may lie elsewhere in memory, but each node has the same row and status.
 """
 
 from __future__ import annotations

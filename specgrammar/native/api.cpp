@@ -4,6 +4,7 @@
 #include <exception>
 #include <functional>
 
+#include "follow.h"
 #include "pool.h"
 #include "walk.h"
 
@@ -33,17 +34,19 @@ void specgrammar_pool_wake(void* pool, int32_t num_threads) {
   static_cast<Pool*>(pool)->run(num_threads, [] {});
 }
 
+/* Every call on a batch begins with its requests, its trees and its vocabulary, and ends with how they ended:
+   numbers[i], calls[i], matchers[i]: which request of the batch it is, and how its grammar is moved.
+   outcomes[i], refused[i], reasons[i * kReasonSize]: how it ended, the token that its matcher refused, why it failed. */
+
 /* Walk some requests of a batch side by side; returns the number of the row behind the last one handed out.
 
-   numbers[i], calls[i], matchers[i]: which request of the batch it is, and how its grammar is moved.
-   outcomes[i], refused[i], reasons[i * kReasonSize]: how it ended, the token that its matcher refused, why it failed.
    All nodes of a request that did not end well are dead; its rows belong to nobody, dense ones are all ones. */
-int64_t specgrammar_walk(void* pool, int32_t num_threads, int64_t num_requests, const int64_t* numbers,
-                         const SpecgrammarCalls* const* calls, void* const* matchers, const int64_t* cu_nodes,
-                         const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
-                         int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, int32_t* words,
-                         int64_t num_words, int32_t* owners, int8_t* status, int64_t first_row, int32_t dense,
-                         int32_t* outcomes, int64_t* refused, char* reasons) {
+int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const SpecgrammarCalls* const* calls,
+                         void* const* matchers, const int64_t* cu_nodes, const int64_t* draft_tokens,
+                         const int64_t* next_token, const int64_t* next_sibling, int64_t vocab_size,
+                         const int64_t* stop_ids, int64_t num_stop_ids, void* pool, int32_t num_threads,
+                         int32_t* words, int64_t num_words, int32_t* owners, int8_t* status, int64_t first_row,
+                         int32_t dense, int32_t* outcomes, int64_t* refused, char* reasons) {
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
   Rows rows{words, num_words, owners, status, {first_row}, dense != 0};
   std::atomic<int64_t> next{0};
@@ -73,6 +76,30 @@ int64_t specgrammar_walk(void* pool, int32_t num_threads, int64_t num_requests, 
     }
   }
   return num_rows;
+}
+
+
+/* Move the matchers of some requests along what the target drew.
+
+   status, drawn, best, num_sure: by flat index of the whole batch; see `Draws` and `follow`.
+   nodes, tokens: request i's path begins at cu_nodes[numbers[i]]. lengths[i], stuck[i]: see `Path`. */
+void specgrammar_follow(int64_t num_requests, const int64_t* numbers, const SpecgrammarCalls* const* calls,
+                        void* const* matchers, const int64_t* cu_nodes, const int64_t* draft_tokens,
+                        const int64_t* next_token, const int64_t* next_sibling, int64_t vocab_size,
+                        const int64_t* stop_ids, int64_t num_stop_ids, const int8_t* status, const int64_t* drawn,
+                        const int64_t* best, int64_t num_best, const int64_t* num_sure, int64_t* nodes,
+                        int64_t* tokens, int64_t* lengths, int64_t* stuck, int32_t* outcomes, int64_t* /* refused */,
+                        char* reasons) {
+  const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
+  const specgrammar::Draws draws{drawn, best, num_best, num_sure};
+  for (int64_t i = 0; i < num_requests; ++i) {
+    const int64_t first = cu_nodes[numbers[i]];
+    const Request request{calls[i], matchers[i], first, cu_nodes[numbers[i] + 1] - first};
+    specgrammar::Path path{nodes + first, tokens + first, 0, -1};
+    outcomes[i] = follow(request, trees, status, draws, path, reasons + i * specgrammar::kReasonSize);
+    lengths[i] = path.length;
+    stuck[i] = path.stuck;
+  }
 }
 
 }  // extern "C"

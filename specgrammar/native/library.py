@@ -17,6 +17,12 @@ REASON_SIZE = 400
 """Bytes of the text that says why a request's walk failed (`kReasonSize`)."""
 
 _POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_BATCH = [
+    *(_INT64, _POINTER, _POINTER, _POINTER),  # requests
+    *(_POINTER, _POINTER, _POINTER, _POINTER),  # their trees
+    *(_INT64, _POINTER, _INT64),  # their vocabulary
+]
+_RESULTS = [_POINTER, _POINTER, _POINTER]
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "specgrammar_pool_new": (_POINTER, [_INT32]),
     "specgrammar_pool_free": (None, [_POINTER]),
@@ -24,11 +30,19 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "specgrammar_walk": (
         _INT64,
         [
-            *(_POINTER, _INT32, _INT64, _POINTER, _POINTER, _POINTER),  # threads, requests
-            *(_POINTER, _POINTER, _POINTER, _POINTER),  # the trees
-            *(_INT64, _POINTER, _INT64),  # the vocabulary
+            *_BATCH,
+            *(_POINTER, _INT32),  # threads
             *(_POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT32),  # the rows
-            *(_POINTER, _POINTER, _POINTER),  # how it went
+            *_RESULTS,
+        ],
+    ),
+    "specgrammar_follow": (
+        None,
+        [
+            *_BATCH,
+            *(_POINTER, _POINTER, _POINTER, _INT64, _POINTER),  # the draws
+            *(_POINTER, _POINTER, _POINTER, _POINTER),  # the paths
+            *_RESULTS,
         ],
     ),
 }
@@ -50,6 +64,15 @@ def core() -> ctypes.CDLL | None:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def why_no_core() -> str:
+    """Why there is no native code here; empty where there is. Raises ConfigError as `core` does."""
+    if core() is not None:
+        return ""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0 switches them off"
+    return "the package was built without a C++ compiler"
 
 
 def load(path: Path) -> ctypes.CDLL | None:

@@ -14,7 +14,7 @@ extern "C" {
 typedef struct SpecgrammarCalls {
   /* int32 words of a row. */
   int64_t num_words;
-  /* Move over a token, never a stop token. 1: moved. 0: illegal, the state is as it was. -1: failed. */
+  /* Move over a token: any id but a stop token. 1: moved. 0: illegal, the state is as it was. -1: failed. */
   int32_t (*accept)(const struct SpecgrammarCalls* self, void* matcher, int32_t token);
   /* Write every word of a row; all zero where nothing is legal. 0: written. -1: failed. */
   int32_t (*fill)(const struct SpecgrammarCalls* self, void* matcher, int32_t* row);

@@ -5,7 +5,7 @@ Nobody has to: what is absent is done with the plain methods. Abilities are foun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,7 +45,7 @@ class NativeCalls(NamedTuple):
     """How native code moves a matcher: see `specgrammar/native/matcher_calls.h`, which is in the package."""
 
     calls: int
-    """The address of a `SpecgrammarCalls`, valid as long as the process."""
+    """The address of a `SpecgrammarCalls`, valid as long as the matcher."""
     matcher: int
     """The address that its functions are given, valid as long as the matcher."""
 
@@ -60,9 +60,13 @@ class SupportsNativeCalls(Protocol):
     def native_calls(self) -> NativeCalls | None:
         """The calls for this matcher as it is now, valid until any other method is called.
 
-        They do what `walk_calls` do. None where native code cannot move it: behind a stop token, or where the
-        library for it was not built.
+        They do what `walk_calls` do, but the token of an accept may be any id. None where native code cannot
+        move it: behind a stop token, or where the library for it was not built.
         """
+        ...
+
+    def native_moved(self, tokens: Sequence[int]) -> None:
+        """Count tokens that native code has accepted through the calls and did not undo: they are steps now."""
         ...
 
 

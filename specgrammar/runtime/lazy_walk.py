@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specgrammar.grammar.native_follow import Draws, follow_natively
 from specgrammar.grammar.session import refuses
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.target import AcceptedPaths
@@ -76,11 +77,12 @@ class LazyWalk:
         """
         starts = node_starts(tree.cu_nodes)
         self.num_cut: int = 0
-        self._logits, self._status, self._second, self._step = logits, status.tolist(), second, step
+        self._tree, self._logits, self._second, self._step = tree, logits, second, step
+        self._status = status
         self._roots: list[int] = tree.cu_nodes[:-1].tolist()
-        self._tokens = np.where(np.isin(status, (_LIVE, _FREE, _ENDED)), tree.draft_tokens, -1).tolist()
-        self._first_child = flat_links(tree.retrieve_next_token, starts).tolist()
-        self._sibling = flat_links(tree.retrieve_next_sibling, starts).tolist()
+        self._tokens = np.where(status >= _ENDED, tree.draft_tokens, -1).data
+        self._first_child = flat_links(tree.retrieve_next_token, starts).data
+        self._sibling = flat_links(tree.retrieve_next_sibling, starts).data
         self._table = SamplingTable.of([request.sampling for request in step.batch.requests])
         self._guarded = guarded
         self._num_tokens = np.array([request.num_tokens for request in step.batch.requests], np.int64)
@@ -89,14 +91,15 @@ class LazyWalk:
         self._paths = [Path() for _ in step.sessions]
         self._refused: list[int] = []  # requests whose last node is to be drawn from again
         self._drawn = self.draw_at_once(tree)
+        self._draws: memoryview[int] = (np.empty(0, np.int64) if self._drawn is None else self._drawn).data
 
-    def draw_at_once(self, tree: HostTree) -> list[int] | None:
+    def draw_at_once(self, tree: HostTree) -> NDArray[np.int64] | None:
         """Every node's token; where a second draw is a trip to the device, its best tokens as well.
 
         None where nodes are better drawn one by one: on the CPU a draw with noise costs more than a call.
         """
         if self._second.at_once:
-            return list(to_host(greedy_tokens(self._logits)).tolist()) if self._table.greedy.all() else None
+            return to_host(greedy_tokens(self._logits)) if self._table.greedy.all() else None
         request = np.repeat(np.arange(tree.bs), np.diff(tree.cu_nodes))
         table = self._table.take(request)
         positions = self._num_tokens[request] + tree.depths()
@@ -107,19 +110,31 @@ class LazyWalk:
         if others.size:
             rows = rows_of(self._logits, others)
             drawn[others] = to_host(sample_tokens(rows, table.take(others), positions[others]))
-        tokens: list[int] = drawn.tolist()
-        return tokens
+        return drawn
 
     def run(self) -> None:
         """Walk until every path has ended."""
-        for request, root in enumerate(self._roots):
-            if self._status[root] in (_LIVE, _FREE):
-                self._walk(request, root)
+        for request, node in self._natively().items():
+            if node >= 0 and self._status[node] in (_LIVE, _FREE):
+                self._walk(request, node)
         self._second.apply()
         for request, token in zip(self._refused, self._draw_again(self._refused), strict=True):
             path = self._paths[request]
             path.tokens[-1] = token
             self.num_cut += self._child(path.nodes[-1], token) >= 0
+
+    def _natively(self) -> dict[int, int]:
+        """Walk as far as native code can; returns where each request goes on, -1 for nowhere."""
+        at = dict(enumerate(self._roots))
+        if self._drawn is None or self._step.want_logprobs:
+            return at
+        sessions = self._step.sessions
+        guarded = {request: sessions[request] for request in at if self._guarded[request]}
+        draws = Draws(self._drawn, self._best, self._num_sure)
+        for followed in follow_natively(guarded, self._tree, self._status, draws):
+            at[followed.number] = followed.stuck
+            self._paths[followed.number] = Path(followed.nodes, followed.tokens)
+        return at
 
     def paths(self) -> AcceptedPaths:
         """What the walks found."""
@@ -164,8 +179,8 @@ class LazyWalk:
             depth = len(self._paths[request].nodes)
             return [node], self._draw([request], [node], [depth])
         if self._step.want_logprobs:
-            return [node], [self._drawn[node]]
-        nodes, drawn = [node], self._drawn
+            return [node], [self._draws[node]]
+        nodes, drawn = [node], self._draws
         while (child := self._child(node, drawn[node])) >= 0 and self._status[child] != _ENDED:
             node = child
             nodes.append(node)

@@ -1,0 +1,88 @@
+"""Requests of a batch whose grammars native code moves: the part of a native call that is about them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specgrammar.errors import MatcherError, RequestError
+from specgrammar.grammar.calls import refuses_its_own
+from specgrammar.grammar.walk import nothing_legal
+from specgrammar.native.library import REASON_SIZE
+from specgrammar.protocols.abilities import NativeCalls
+from specgrammar.protocols.grammar import Vocabulary
+from specgrammar.trees.tree import HostTree
+
+_WALKED, _NOTHING_LEGAL, _REFUSED = 0, 1, 2
+"""How a request may end; see `native/walk.h`."""
+
+
+class NativeBatch:
+    """Requests, their trees and their vocabulary by address, and how they ended.
+
+    Attributes:
+        numbers: which requests of the batch.
+    """
+
+    def __init__(self, tree: HostTree, vocabulary: Vocabulary) -> None:
+        """No request yet.
+
+        Args:
+            tree: of the whole batch; valid.
+            vocabulary: ids outside of it are illegal, its stop ids end a path.
+        """
+        self.numbers: array[int] = array("q")
+        self._tree, self._vocabulary = tree, vocabulary
+        self._calls, self._matchers = array("Q"), array("Q")
+
+    def add(self, number: int, native: NativeCalls) -> None:
+        """Take a request of the batch, whose matcher stands behind its root's token."""
+        self.numbers.append(number)
+        self._calls.append(native.calls)
+        self._matchers.append(native.matcher)
+
+    def inputs(self) -> list[int]:
+        """The arguments that every call begins with; they hold as long as this object."""
+        tree, vocabulary = self._tree, self._vocabulary
+        num_requests = len(self.numbers)
+        self._outcomes = np.zeros(num_requests, np.int32)
+        self._refused = np.empty(num_requests, np.int64)
+        self._reasons = np.empty((num_requests, REASON_SIZE), np.uint8)
+        self._stop_ids = array("q", vocabulary.stop_ids)
+        self._trees = [
+            np.ascontiguousarray(part)
+            for part in (tree.cu_nodes, tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling)
+        ]
+        return [
+            num_requests,
+            *(part.buffer_info()[0] for part in (self.numbers, self._calls, self._matchers)),
+            *map(address, self._trees),
+            vocabulary.vocab_size,
+            *self._stop_ids.buffer_info(),
+        ]
+
+    def results(self) -> list[int]:
+        """The arguments that every call ends with: how each request ended."""
+        return [address(self._outcomes), address(self._refused), address(self._reasons)]
+
+    def failures(self) -> Iterator[tuple[int, RequestError]]:
+        """The requests that failed, each with its reason."""
+        for index in np.flatnonzero(self._outcomes != _WALKED).tolist():
+            yield self.numbers[index], self._error(index)
+
+    def _error(self, index: int) -> RequestError:
+        if self._outcomes[index] == _NOTHING_LEGAL:
+            return nothing_legal()
+        if self._outcomes[index] == _REFUSED:
+            return refuses_its_own(int(self._refused[index]))
+        reason = self._reasons[index].tobytes().split(b"\0", 1)[0].decode(errors="replace")
+        return MatcherError(f"the grammar backend failed in native code: {reason}")
+
+
+def address(values: NDArray[Any]) -> int:
+    """Where a C-contiguous array lies; the caller keeps it alive."""
+    return int(values.ctypes.data)

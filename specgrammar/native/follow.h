@@ -1,0 +1,33 @@
+/* Following a target that has drawn already: each request along its own draws (`runtime/lazy_walk.py`). */
+
+#pragma once
+
+#include <cstdint>
+
+#include "walk.h"
+
+namespace specgrammar {
+
+/* What the target drew at every node, by flat index. */
+struct Draws {
+  const int64_t* drawn;
+  const int64_t* best;     /* [nodes, num_best]: drawn first, next best behind it */
+  int64_t num_best;
+  const int64_t* num_sure; /* how many of them come in this order for certain, the first among them */
+};
+
+/* Where a request's path goes. */
+struct Path {
+  int64_t* nodes;  /* local, from the root on; as long as the request has nodes */
+  int64_t* tokens; /* chosen behind each */
+  int64_t length;  /* nodes whose choice the grammar was moved over */
+  int64_t stuck;   /* the node at which somebody else has to go on; -1 where the path has ended */
+};
+
+/* Move the matcher along the draws. A draw that is illegal gives way to the next best that is legal. The way stops at a
+   node where none is, where a stop token is drawn, or an id outside the vocabulary. `status` (by flat index) says
+   which drafts may be accepted at all: free ones. */
+Outcome follow(const Request& request, const Trees& trees, const int8_t* status, const Draws& draws, Path& path,
+               char* reason);
+
+}  // namespace specgrammar
