@@ -25,6 +25,7 @@ from specgrammar_transformers.features import FeatureLog
 from specgrammar_transformers.kv_cache import SlotCache
 from specgrammar_transformers.rows import Rows
 from specgrammar_transformers.self_check import check_paths
+from specgrammar_transformers.traced import traced_forward
 from specgrammar_transformers.tree_layout import TreeLayout, layout_of_chains
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class CachedModel:
         self.num_ids = _num_rows(model.get_input_embeddings())
         lowest = torch.finfo(model.dtype).min
         self._seen, self._hidden = torch.tensor([0.0, lowest], dtype=model.dtype, device=model.device).unbind()
+        self._traced = traced_forward(model, planes)
         check_paths(self)
 
     @property
@@ -266,6 +268,10 @@ class CachedModel:
     def _logits(self, layout: TreeLayout, start: int) -> torch.Tensor:
         """Run the first rows; the logits of real nodes."""
         bs, width = layout.ids.shape
+        if self._traced is not None and self._traced.is_faithful and not self.features.layers:
+            mask, positions = self._paths(layout, 0, start)
+            nodes = torch.from_numpy(np.flatnonzero(np.arange(width) < layout.sizes[:, None]))
+            return self._traced(layout.ids, mask, positions, nodes, self._cache.window(0, bs, start, width))
         if int(layout.sizes.sum()) == bs * width:
             logits: torch.Tensor = self._run(self.model, layout, 0, start).logits
             return logits.reshape(bs * width, -1)
@@ -276,26 +282,32 @@ class CachedModel:
         return logits[0] if logits.shape[:2] == (1, len(rows)) else logits[rows, columns]
 
     def _run(self, module: torch.nn.Module, layout: TreeLayout, row: int, start: int) -> Any:
-        """One forward of rows `[row, row + bs)`, their nodes written to slots from `start` on.
-
-        The mask is additive and of the model's dtype: attention implementations differ in what they make of a
-        boolean one. Its lowest finite number, not -inf, keeps a row that is all hidden finite.
-        """
+        """One forward of rows `[row, row + bs)`, their nodes written to slots from `start` on."""
         bs, width = layout.ids.shape
         self._cache.open_window(row, bs, start, width)
-        committed = self._lengths[row : row + bs, None]
-        prefix = torch.arange(start, device=self.device) < committed
-        visible = torch.cat([prefix[:, None].expand(bs, width, start), layout.ancestors], dim=2)
+        mask, positions = self._paths(layout, row, start)
         output = module(
             input_ids=layout.ids,
-            attention_mask=torch.where(visible, self._seen, self._hidden)[:, None],
-            position_ids=committed + layout.depths,
+            attention_mask=mask,
+            position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
             output_hidden_states=bool(self.features.layers),
         )
         self.features.see(output)
         return output
+
+    def _paths(self, layout: TreeLayout, row: int, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each node sees, and its position.
+
+        The mask is additive and of the model's dtype: attention implementations differ in what they make of a
+        boolean one. Its lowest finite number, not -inf, keeps a row that is all hidden finite.
+        """
+        bs, width = layout.ids.shape
+        committed = self._lengths[row : row + bs, None]
+        prefix = torch.arange(start, device=self.device) < committed
+        visible = torch.cat([prefix[:, None].expand(bs, width, start), layout.ancestors], dim=2)
+        return torch.where(visible, self._seen, self._hidden)[:, None], committed + layout.depths
 
     def _head_reads(
         self, rows: torch.Tensor, columns: torch.Tensor

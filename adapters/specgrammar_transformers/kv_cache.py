@@ -10,12 +10,12 @@ head_dim]`, so that moving nodes costs two tensor operations whatever the number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 _FIRST_CAPACITY = 256
 
@@ -62,6 +62,35 @@ class _WindowLayer(CacheLayerMixin):
         return -1
 
 
+def members_of(planes: Sequence[tuple[PlaneShape, PlaneShape]]) -> dict[PlaneShape, list[int]]:
+    """Which planes share a stack: plane 2i holds the keys of layer i, plane 2i + 1 its values."""
+    flat = [plane for pair in planes for plane in pair]
+    return {shape: [i for i, plane in enumerate(flat) if plane == shape] for shape in dict.fromkeys(flat)}
+
+
+def window_layers(
+    members: Mapping[PlaneShape, list[int]], stacks: Sequence[torch.Tensor], num_new: int
+) -> list[CacheLayerMixin | LinearAttentionCacheLayerMixin]:
+    """The layers of a cache over some slots, of which a forward writes the last `num_new`.
+
+    Args:
+        members: see `members_of`.
+        stacks: as many as `members`, `[planes, rows, heads, slots, head_dim]`.
+        num_new: slots that are written, one for each node of a request.
+    """
+    layers = [_WindowLayer() for _ in range(sum(map(len, members.values())) // 2)]
+    for indices, stack in zip(members.values(), stacks, strict=True):
+        start = stack.shape[3] - num_new
+        for index, plane, new in zip(indices, stack.unbind(0), stack[:, :, :, start:].unbind(0), strict=True):
+            layer = layers[index // 2]
+            layer.start = start
+            if index % 2 == 0:
+                layer.keys, layer.new_keys = plane, new
+            else:
+                layer.values, layer.new_values = plane, new
+    return [*layers]
+
+
 class SlotCache(Cache):
     """The cache that a model's attention layers are given.
 
@@ -76,32 +105,23 @@ class SlotCache(Cache):
             planes: per layer, the shapes of its keys and of its values.
             num_rows: rows of the cache.
         """
-        self._windows = [_WindowLayer() for _ in planes]
-        super().__init__(layers=[*self._windows])
-        flat = [plane for pair in planes for plane in pair]
-        self._members = {
-            shape: [i for i, plane in enumerate(flat) if plane == shape] for shape in dict.fromkeys(flat)
-        }
+        super().__init__(layers=[_WindowLayer() for _ in planes])
+        self.members = members_of(planes)
         self._num_rows = num_rows
         self._capacity = _FIRST_CAPACITY
         self._used = 0  # no slot at or above it was ever written
-        self._stacks = {shape: self._new_stack(shape) for shape in self._members}
+        self._stacks = {shape: self._new_stack(shape) for shape in self.members}
 
-    def open_window(self, first_row: int, num_rows: int, start: int, num_nodes: int) -> None:
-        """Let the next forward write slots `[start, start + num_nodes)` of some rows, and read up to there."""
+    def window(self, first_row: int, num_rows: int, start: int, num_nodes: int) -> list[torch.Tensor]:
+        """The stacks of some rows up to slot `start + num_nodes`, which a forward writes from `start` on."""
         end = start + num_nodes
         self._reserve(end)
-        for shape, stack in self._stacks.items():
-            seen = stack[:, first_row : first_row + num_rows, :, :end]
-            views = zip(self._members[shape], seen.unbind(0), seen[:, :, :, start:].unbind(0), strict=True)
-            for index, plane, new in views:
-                layer = self._windows[index // 2]
-                if index % 2 == 0:
-                    layer.keys, layer.new_keys = plane, new
-                else:
-                    layer.values, layer.new_values = plane, new
-        for layer in self._windows:
-            layer.start = start
+        return [stack[:, first_row : first_row + num_rows, :, :end] for stack in self._stacks.values()]
+
+    def open_window(self, first_row: int, num_rows: int, start: int, num_nodes: int) -> None:
+        """Let this cache's next forward see that window."""
+        stacks = self.window(first_row, num_rows, start, num_nodes)
+        self.layers = window_layers(self.members, stacks, num_nodes)
 
     def move_slots(self, rows: torch.Tensor, from_slots: torch.Tensor, to_slots: torch.Tensor) -> None:
         """Copy slot `from_slots[i]` of row `rows[i]` to `to_slots[i]`, all at once; int64 `[n]`."""
@@ -132,5 +152,5 @@ class SlotCache(Cache):
             self._stacks[shape][:, :, :, :kept] = old[:, :, :, :kept]
 
     def _new_stack(self, shape: PlaneShape) -> torch.Tensor:
-        size = (len(self._members[shape]), self._num_rows, shape.heads, self._capacity, shape.head_dim)
+        size = (len(self.members[shape]), self._num_rows, shape.heads, self._capacity, shape.head_dim)
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)
