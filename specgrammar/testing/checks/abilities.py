@@ -6,21 +6,22 @@ Each is skipped where the ability is absent. What is there is held to its contra
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from specgrammar.errors import GrammarCompileError, MatcherError
+from specgrammar.native.library import why_no_core
 from specgrammar.protocols.abilities import (
     KnowsItsSize,
     SupportsForcedTokens,
-    SupportsTreeFill,
+    SupportsNativeCalls,
     SupportsTrial,
     SupportsUncheckedWalk,
 )
-from specgrammar.protocols.grammar import CompiledGrammar, GrammarBackend
+from specgrammar.protocols.grammar import GrammarBackend, GrammarMatcher
 from specgrammar.testing.checks.base import (
     Checks,
     CheckSkipped,
@@ -31,7 +32,9 @@ from specgrammar.testing.checks.base import (
     explore,
     same,
 )
+from specgrammar.testing.checks.native_play import TWO_WORDS, BothThreads, play_native_moves, play_native_walk
 from specgrammar.testing.checks.sources import broken_specs
+from specgrammar.testing.checks.trees import Places, bits
 from specgrammar.testing.checks.walking import (
     STALE,
     MakeBackend,
@@ -52,7 +55,6 @@ from specgrammar.testing.toys import (
     text_of,
     texts_of,
 )
-from specgrammar.trees.tree import HostTree
 
 ABILITY_CHECKS = Checks("abilities")
 
@@ -61,49 +63,48 @@ ABILITY_CHECKS = Checks("abilities")
 def check_abilities_are_whole(make: MakeBackend) -> None:
     """An ability is there with all of its members, or not at all: half of one is never used."""
     backend = make(VOCABULARY)
-    members = ("may_hang", "recipe")
-    found = [name for name in members if callable(getattr(backend, name, None))]
+    _expect_all_or_none("backend", backend, SupportsTrial, ("may_hang", "recipe"))
+    for spec in specs_for(backend.facts)[:1]:
+        matcher = backend.matcher(backend.compile(spec))
+        _expect_all_or_none("matcher", matcher, SupportsNativeCalls, ("native_calls", "native_moved"))
+
+
+def _expect_all_or_none(what: str, plugin: object, ability: type, members: Sequence[str]) -> None:
+    found = [name for name in members if callable(getattr(plugin, name, None))]
     expect(
         len(found) in (0, len(members)),
-        f"the backend has {', '.join(found)} alone; SupportsTrial has {' and '.join(members)}",
+        f"the {what} has {', '.join(found)} alone; {ability.__name__} has {' and '.join(members)}",
     )
 
 
 @ABILITY_CHECKS.add(invariant=5)
-def check_fill_tree_equals_fills_one_by_one(make: MakeBackend) -> None:
-    """`fill_tree` fills the row of each node that is reached over legal tokens; the state is left as found."""
+def check_native_walks_equal_fills_one_by_one(make: MakeBackend) -> None:
+    """A native walk by `native_calls` gives the rows that `fill_bitmask` gives; the state is left as found."""
+    if reason := why_no_core():
+        raise CheckSkipped(f"there are no native walks: {reason}")
+    threads, were_there = BothThreads(), list[bool]()
+
+    def play(draw: Draw, story: Story) -> None:
+        backend, grammar = some_grammar(make, draw, story, TWO_WORDS)
+        _expect_native_calls(backend.matcher(grammar))
+        were_there.append(play_native_walk(backend, grammar, threads, draw, story))
+
+    explore(play)
+    _skip_unless(any(were_there))
+
+
+@ABILITY_CHECKS.add(invariant=6)
+def check_native_moves_are_steps(make: MakeBackend) -> None:
+    """Tokens that native code accepts are steps when `native_moved` was told so; it refuses what is illegal."""
+    were_there = list[bool]()
 
     def play(draw: Draw, story: Story) -> None:
         backend, grammar = some_grammar(make, draw, story, TWO_STOPS)
-        matcher = backend.matcher(grammar)
-        if not isinstance(matcher, SupportsTreeFill):
-            raise _absent(SupportsTreeFill, matcher)
-        accepted = walk(matcher, draw, story, most=3, vocabulary=TWO_STOPS)
-        if matcher.finished:
-            return
-        places = _Places(backend, grammar, accepted)
-        tree, paths = _tree(draw, places, undoable(backend, 6))
-        row = draw(st.integers(0, 2))
-        num_nodes = len(tree.draft_tokens)
-        bitmask = np.full((row + num_nodes + 1, TWO_STOPS.num_words), STALE, np.int32)
-        story.tell(f"fill_tree into row {row} and on, of nodes")
-        for node, path in enumerate(paths):
-            story.tell(f"  {node}: " + ("padding" if path is None else f"behind {texts_of(path, TWO_STOPS)}"))
-        links = tree.retrieve_next_token, tree.retrieve_next_sibling
-        matcher.fill_tree(tree.draft_tokens, *links, bitmask, row)
-        for node, path in enumerate(paths):
-            if path is not None and places.is_live(path):
-                found, expected = _bits(bitmask[row + node]), places.legal(path)
-                expect(
-                    found == expected,
-                    f"fill_tree gives node {node} the tokens {texts_of(found, TWO_STOPS)}; "
-                    f"one by one they are {texts_of(expected, TWO_STOPS)}",
-                )
-        outside = np.delete(bitmask, slice(row, row + num_nodes), axis=0)
-        expect((outside == STALE).all(), "fill_tree wrote to rows outside of the tree's")
-        expect_replay(matcher, backend, grammar, accepted, "after fill_tree", TWO_STOPS)
+        _expect_native_calls(backend.matcher(grammar))
+        were_there.append(play_native_moves(backend, grammar, draw, story))
 
     explore(play)
+    _skip_unless(any(were_there))
 
 
 @ABILITY_CHECKS.add(invariant=5)
@@ -118,7 +119,7 @@ def check_a_walk_equals_checked_calls(make: MakeBackend) -> None:
         accepted = walk(matcher, draw, story, most=3, vocabulary=TWO_STOPS)
         if matcher.finished:
             return
-        places, path = _Places(backend, grammar, accepted), list[int]()
+        places, path = Places(backend, grammar, accepted, TWO_STOPS), list[int]()
         bitmask = np.full((2, TWO_STOPS.num_words), STALE, np.int32)
         calls = matcher.walk_calls(bitmask)
         story.tell("walk_calls:")
@@ -126,7 +127,7 @@ def check_a_walk_equals_checked_calls(make: MakeBackend) -> None:
             bitmask[1] = STALE
             story.tell("  fill(1)")
             calls.fill(1)
-            found, expected = _bits(bitmask[1]), places.legal(path)
+            found, expected = bits(bitmask[1]), places.legal(path)
             expect(
                 found == expected,
                 f"fill of walk_calls gives {texts_of(found, TWO_STOPS)}; "
@@ -248,57 +249,16 @@ def check_trials_are_of_an_equal_backend(make: MakeBackend) -> None:
             continue
 
 
+def _expect_native_calls(matcher: GrammarMatcher) -> None:
+    if not isinstance(matcher, SupportsNativeCalls):
+        raise _absent(SupportsNativeCalls, matcher)
+
+
+def _skip_unless(were_there: bool) -> None:
+    if not were_there:
+        raise CheckSkipped("its native_calls are None everywhere: its library is not built, or switched off")
+
+
 def _absent(ability: type, found: object) -> CheckSkipped:
     """The reason to skip a check."""
     return CheckSkipped(f"{type(found).__name__} does not offer {ability.__name__}")
-
-
-class _Places:
-    """What is legal at each place behind a root, each asked of a fresh matcher."""
-
-    def __init__(self, backend: GrammarBackend, grammar: CompiledGrammar, root: list[int]) -> None:
-        self._backend, self._grammar, self._root = backend, grammar, root
-        self._legal: dict[tuple[int, ...], list[int]] = {}
-
-    def legal(self, path: list[int]) -> list[int]:
-        """The legal ids behind a path of legal tokens; none behind a stop token."""
-        key = tuple(path)
-        if key not in self._legal:
-            fresh = self._backend.matcher(self._grammar)
-            for token in (*self._root, *path):
-                fresh.accept(token)
-            self._legal[key] = legal_ids(fresh, TWO_STOPS)
-        return self._legal[key]
-
-    def is_live(self, path: list[int]) -> bool:
-        """Whether a node is reached over legal tokens, and no stop token is among them."""
-        reached = all(token in self.legal(path[:place]) for place, token in enumerate(path))
-        return reached and not set(path) & set(TWO_STOPS.stop_ids)
-
-
-def _tree(draw: Draw, places: _Places, depth: int) -> tuple[HostTree, list[list[int] | None]]:
-    """A tree of one request, and the path to each node; None for padding. Most nodes are legal."""
-    paths: list[list[int] | None] = [[]]
-    tokens, parents = [draw(st.sampled_from([-1, 0, STOP]))], [-1]
-    for _ in range(draw(st.integers(0, 7))):
-        above = [node for node, path in enumerate(paths) if path is not None and len(path) < depth]
-        if not above or draw(st.integers(0, 9)) == 9:
-            tokens.append(-1)
-            parents.append(-1)
-            paths.append(None)
-            continue
-        parent = draw(st.sampled_from(above[::-1]))
-        path = paths[parent]
-        assert path is not None
-        legal = places.legal(path) if places.is_live(path) else []
-        ids = list(range(TWO_STOPS.vocab_size))
-        tokens.append(draw(st.sampled_from(legal if legal and draw(st.integers(0, 4)) < 4 else ids)))
-        parents.append(parent)
-        paths.append([*path, tokens[-1]])
-    cu_nodes, draft_tokens, links = (np.array(part, np.int64) for part in ([0, len(tokens)], tokens, parents))
-    return HostTree.from_parents(cu_nodes, draft_tokens, links), paths
-
-
-def _bits(row: NDArray[np.int32]) -> list[int]:
-    """The ids whose bits are set."""
-    return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]

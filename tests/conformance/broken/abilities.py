@@ -1,6 +1,6 @@
 """Backends and matchers whose abilities are wrong.
 
-`TreeFill`, `Walk`, `Forced`, `Sized` and `Tried` have them right.
+`CalledBack`, `Counting`, `Walk`, `Forced`, `Sized` and `Tried` have them right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.testing.checks.abilities import (
     check_a_walk_equals_checked_calls,
     check_abilities_are_whole,
-    check_fill_tree_equals_fills_one_by_one,
     check_forced_text_is_the_only_text,
     check_the_size_is_known,
     check_trials_are_of_an_equal_backend,
@@ -26,92 +25,9 @@ from specgrammar.testing.checks.abilities import (
 )
 from specgrammar.testing.reference import ReferenceBackend, ReferenceCompiled, ReferenceMatcher
 from specgrammar.testing.toys import TWO_STOPS
+from tests.called_back import CalledBack
+from tests.conformance.broken.native_calls import BROKEN_NATIVE_CALLS, Counting
 from tests.conformance.broken.rejected import backend_of, rejected
-
-
-class TreeFill(ReferenceMatcher):
-    def fill_tree(self, draft_tokens: Any, next_token: Any, next_sibling: Any, bitmask: Any, row: int) -> None:
-        self.tree = draft_tokens, next_token, next_sibling
-        self.bitmask, self.row = bitmask, row
-        self.visit(0)
-
-    def visit(self, node: int) -> None:
-        tokens, next_token, next_sibling = self.tree
-        self.fill(node)
-        child = int(next_token[node])
-        while child >= 0:
-            if self.accept(int(tokens[child])):
-                self.visit(child)
-                self.undo()
-            child = int(next_sibling[child])
-
-    def fill(self, node: int) -> None:
-        with contextlib.suppress(DeadEndError):
-            self.fill_bitmask(self.bitmask, self.row + node)
-
-    def undo(self) -> None:
-        self.rollback(1)
-
-
-class SiblingsShareARow(TreeFill):
-    """Remembers rows by the depth that they are for."""
-
-    def fill_tree(self, draft_tokens: Any, next_token: Any, next_sibling: Any, bitmask: Any, row: int) -> None:
-        self.known: dict[int, Any] = {}
-        super().fill_tree(draft_tokens, next_token, next_sibling, bitmask, row)
-
-    def fill(self, node: int) -> None:
-        super().fill(node)
-        words = self.bitmask[self.row + node]
-        words[:] = self.known.setdefault(len(self._history), words.copy())
-
-
-class StaysAtTheLastNode(TreeFill):
-    def visit(self, node: int) -> None:
-        tokens, next_token, _ = self.tree
-        super().visit(node)
-        if not node and next_token[0] >= 0:
-            self.accept(int(tokens[next_token[0]]))
-
-
-class TreeInRowZero(TreeFill):
-    def fill_tree(self, draft_tokens: Any, next_token: Any, next_sibling: Any, bitmask: Any, row: int) -> None:
-        super().fill_tree(draft_tokens, next_token, next_sibling, bitmask, 0 * row)
-
-
-class StaysFinished(TreeFill):
-    """Behind a stop token there is nothing to visit, so nothing is undone."""
-
-    def undo(self) -> None:
-        if not self._finished:
-            super().undo()
-
-
-class ClearsTheBitmask(TreeFill):
-    def fill_tree(self, draft_tokens: Any, next_token: Any, next_sibling: Any, bitmask: Any, row: int) -> None:
-        bitmask[:] = 0
-        super().fill_tree(draft_tokens, next_token, next_sibling, bitmask, row)
-
-
-class RaisesInATree(TreeFill):
-    def fill(self, node: int) -> None:
-        self.fill_bitmask(self.bitmask, self.row + node)
-
-
-class TreeIsAChain(TreeFill):
-    def visit(self, node: int) -> None:
-        depth = len(self._history)
-        self.fill(node)
-        for child, token in enumerate(self.tree[0][1:], start=1):
-            if not self.accept(int(token)):
-                break
-            self.fill(child)
-        self.rollback(len(self._history) - depth)
-
-
-class NoTreeYet(ReferenceMatcher):
-    def fill_tree(self, *_: Any) -> None:
-        raise NotImplementedError("fill_tree")
 
 
 class Walk(ReferenceMatcher):
@@ -288,47 +204,58 @@ class MayHangEscapes(Tried):
         return True
 
 
-RIGHT_ABILITIES = [backend_of(TreeFill), backend_of(Walk), backend_of(Forced), Sized, Tried]
+RIGHT_ABILITIES = [
+    backend_of(CalledBack),
+    backend_of(Counting),
+    backend_of(Walk),
+    backend_of(Forced),
+    Sized,
+    Tried,
+]
 
-_TREE = check_fill_tree_equals_fills_one_by_one
 _WALK = check_a_walk_equals_checked_calls
 _BEGIN = check_walks_that_cannot_begin_are_refused
 _FORCED = check_forced_text_is_the_only_text
 _TRIAL = check_trials_are_of_an_equal_backend
 
 BROKEN_ABILITIES = [
-    rejected(fault, make, check, finds)
-    for fault, make, check, finds in (
-        ("a tree's siblings get one row", SiblingsShareARow, _TREE, r"fill_tree gives node \d"),
-        ("a tree fill stays at the last node", StaysAtTheLastNode, _TREE, "after fill_tree, behind"),
-        ("a tree fill ignores its row", TreeInRowZero, _TREE, "fill_tree gives node 0|outside of the tree's"),
-        ("a tree fill stays behind a stop token", StaysFinished, _TREE, "fill_tree, behind .*|gives node"),
-        ("a tree fill clears other rows", ClearsTheBitmask, _TREE, "wrote to rows outside of the tree's"),
-        ("a tree fill raises dead ends", RaisesInATree, _TREE, "raised DeadEndError"),
-        ("a tree is filled as a chain", TreeIsAChain, _TREE, r"fill_tree gives node \d"),
-        ("a tree fill that is not written yet", NoTreeYet, _TREE, "raised NotImplementedError"),
-        ("a walk raises dead ends", WalkRaises, _WALK, "raised DeadEndError"),
-        ("a walk's tokens are no steps", WalkIsNotCounted, _WALK, "raised MatcherError: rollback"),
-        ("a walk fills row 0", WalkInRowZero, _WALK, "fill of walk_calls gives"),
-        ("a walk undoes one token at a time", WalkUndoesOne, _WALK, "after a walk|fill of walk_calls gives"),
-        ("a walk remembers rows by depth", WalkRemembersRows, _WALK, "fill of walk_calls gives"),
-        (
-            "a walk takes any bitmask",
-            WalkTakesAnyBitmask,
-            _BEGIN,
-            "of a bitmask of (int64|uint8) raised nothing",
-        ),
-        ("a walk begins behind the end", WalkBehindTheEnd, _BEGIN, "behind a stop token raised nothing"),
-        ("asking for forced text moves the matcher", ForcedMoves, _FORCED, "after forced_text, behind"),
-        ("text is forced where the grammar may end", ForcedBehindTheEnd, _FORCED, "forced_text behind .*; exp"),
-        ("text is forced as single tokens are", ForcedByTokens, _FORCED, "forced_text behind .*; exp"),
-        ("forced text is no bytes", ForcedIsAString, _FORCED, "forced_text behind .* is ; expected b''"),
-        ("a size of nothing", SizeZero, check_the_size_is_known, "num_bytes is 0"),
-        ("a size that grows", SizeGrows, check_the_size_is_known, "num_bytes after a matcher worked is"),
-        ("trials without a recipe", HalfTried, check_abilities_are_whole, "the backend has may_hang alone"),
-        ("a recipe that cannot travel", RecipeCannotTravel, _TRIAL, "cannot travel to another process"),
-        ("a recipe of another vocabulary", RecipeOfAnotherVocabulary, _TRIAL, "vocabulary's fingerprint"),
-        ("a recipe of another backend", RecipeOfAnotherBackend, _TRIAL, "the class that the recipe makes"),
-        ("`may_hang` raises what it likes", MayHangEscapes, _TRIAL, "raised IndexError"),
-    )
+    *BROKEN_NATIVE_CALLS,
+    *(
+        rejected(fault, make, check, finds)
+        for fault, make, check, finds in (
+            ("a walk raises dead ends", WalkRaises, _WALK, "raised DeadEndError"),
+            ("a walk's tokens are no steps", WalkIsNotCounted, _WALK, "raised MatcherError: rollback"),
+            ("a walk fills row 0", WalkInRowZero, _WALK, "fill of walk_calls gives"),
+            (
+                "a walk undoes one token at a time",
+                WalkUndoesOne,
+                _WALK,
+                "after a walk|fill of walk_calls gives",
+            ),
+            ("a walk remembers rows by depth", WalkRemembersRows, _WALK, "fill of walk_calls gives"),
+            (
+                "a walk takes any bitmask",
+                WalkTakesAnyBitmask,
+                _BEGIN,
+                "of a bitmask of (int64|uint8) raised nothing",
+            ),
+            ("a walk begins behind the end", WalkBehindTheEnd, _BEGIN, "behind a stop token raised nothing"),
+            ("asking for forced text moves the matcher", ForcedMoves, _FORCED, "after forced_text, behind"),
+            (
+                "text is forced where the grammar may end",
+                ForcedBehindTheEnd,
+                _FORCED,
+                "forced_text behind .*; exp",
+            ),
+            ("text is forced as single tokens are", ForcedByTokens, _FORCED, "forced_text behind .*; exp"),
+            ("forced text is no bytes", ForcedIsAString, _FORCED, "forced_text behind .* is ; expected b''"),
+            ("a size of nothing", SizeZero, check_the_size_is_known, "num_bytes is 0"),
+            ("a size that grows", SizeGrows, check_the_size_is_known, "num_bytes after a matcher worked is"),
+            ("trials without a recipe", HalfTried, check_abilities_are_whole, "the backend has may_hang alone"),
+            ("a recipe that cannot travel", RecipeCannotTravel, _TRIAL, "cannot travel to another process"),
+            ("a recipe of another vocabulary", RecipeOfAnotherVocabulary, _TRIAL, "vocabulary's fingerprint"),
+            ("a recipe of another backend", RecipeOfAnotherBackend, _TRIAL, "the class that the recipe makes"),
+            ("`may_hang` raises what it likes", MayHangEscapes, _TRIAL, "raised IndexError"),
+        )
+    ),
 ]
