@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specgrammar.grammar.filling import fill_rows
+from specgrammar.grammar.rows import MaskRows
+from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
+from specgrammar.native import pool
+from specgrammar.protocols.grammar import NodeStatus
+from specgrammar.testing.toys import GRAMMARS, VOCABULARY
+from specgrammar.trees.tree import HostTree
+from tests.called_back import CalledBack
+from tests.conformance.broken.rejected import backend_of
 
 NUM_NODES = 1000
 
 
-def sleeping(seconds: float) -> Callable[[], None]:
-    return lambda: time.sleep(seconds)
+def rows_for(tree: HostTree) -> MaskRows:
+    """Rows of the compact layout."""
+    num_nodes = len(tree.draft_tokens)
+    return MaskRows(
+        np.empty((num_nodes, VOCABULARY.num_words), np.int32), num_nodes, np.empty(num_nodes, np.int32)
+    )
 
 
 def told(workers: FillWorkers, spent: dict[int, float], num_steps: int) -> list[int]:
@@ -60,34 +74,84 @@ def test_small_steps_are_never_shared() -> None:
 
 
 def test_a_run_is_learnt_from() -> None:
+    workers, given = FillWorkers(2), list[tuple[int, int | None]]()
+
+    def work(num_threads: int, pool: int | None) -> None:
+        given.append((num_threads, pool))
+        time.sleep(0.02 if num_threads == 1 else 0.005)
+
+    for _ in range(12):
+        workers.run(work, 10)
+    assert [num_threads for num_threads, _ in given] == [1, 2, 1, 2, *[2] * 8], "the faster one is used"
+    assert {pool for _, pool in given} == {workers._pool.handle}
+    assert workers._pool.handle is not None
+    assert 0.002 <= workers._size(10).seconds_per_node(1) < 0.02
+    assert 0.0005 <= workers._size(10).seconds_per_node(2) < 0.01
+    assert not workers._size(10).tried(3)
+    assert not workers._size(1000).tried(1), "a step of another size says nothing about it"
+
+
+def test_what_fails_is_not_learnt_from() -> None:
+    """It may have taken no time at all."""
     workers = FillWorkers(2)
-    workers.run([sleeping(0.02), sleeping(0.02)], 1, 10)
-    assert workers._size(10).seconds_per_node(1) >= 0.004
-    workers.run([sleeping(0.02), sleeping(0.02)], 2, 20)
-    assert workers._size(20).seconds_per_node(2) >= 0.001
-    assert not workers._size(10).tried(2)
 
-
-def test_jobs_run_on_as_many_threads_as_asked_and_each_once() -> None:
-    workers, seen, together = FillWorkers(3), list[int](), threading.Barrier(3, timeout=20)
-
-    def job() -> None:
-        together.wait()
-        seen.append(threading.get_ident())
-
-    workers.run([job] * 6, 3, 3)
-    assert len(seen) == 6
-    assert len(set(seen)) == 3
-    assert threading.get_ident() in seen
-
-
-def test_what_a_job_raises_comes_out_when_all_are_done() -> None:
-    workers, done = FillWorkers(2), list[int]()
-
-    def fails() -> None:
+    def fails(*_: object) -> None:
         raise ArithmeticError("planted")
 
-    for num_threads in (1, 2):
-        with pytest.raises(ArithmeticError, match="planted"):
-            workers.run([lambda: done.append(1), fails, lambda: done.append(2)], num_threads, 2)
-    assert sorted(done) == [1, 1, 2, 2]
+    with pytest.raises(ArithmeticError, match="planted"):
+        workers.run(fails, 10)
+    assert not workers._size(10).tried(1)
+
+
+def waiting(
+    num_threads: int, num_requests: int, timeout_s: float = 20
+) -> tuple[list[GrammarSession], set[int]]:
+    """Requests whose fills wait until `num_threads` of them run at once; and the threads that filled."""
+    together, seen = threading.Barrier(num_threads, timeout=timeout_s), set[int]()
+
+    class Waiting(CalledBack):
+        def native_fill(self, row: Any) -> None:
+            seen.add(threading.get_native_id())
+            together.wait()
+            super().native_fill(row)
+
+    backend = backend_of(Waiting)(VOCABULARY)
+    grammar = backend.compile(GRAMMARS[0])
+    return [GrammarSession(VOCABULARY, backend.matcher(grammar)) for _ in range(num_requests)], seen
+
+
+class Always(FillWorkers):
+    """As many threads as there are."""
+
+    def num_threads(self, num_nodes: int) -> int:  # noqa: ARG002
+        return self.max_threads
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_run_at_the_same_time(num_threads: int) -> None:
+    workers = Always(num_threads)
+    for _ in range(3):
+        sessions, seen = waiting(num_threads, 2 * num_threads)
+        rows = rows_for(tree := HostTree.roots([0] * len(sessions)))
+        fill_rows(sessions, tree, rows, workers)
+        assert [session.error for session in sessions] == [None] * len(sessions)
+        assert (rows.status == NodeStatus.LIVE).all()
+        assert len(seen) == num_threads
+        assert threading.get_native_id() in seen, "the caller is one of them"
+
+
+def test_one_thread_waits_for_others_in_vain() -> None:
+    """What the test above relies on."""
+    sessions, seen = waiting(2, 2, timeout_s=0.1)
+    fill_rows(sessions, tree := HostTree.roots([0, 0]), rows_for(tree), Always(1))
+    assert all(session.finish == "error" for session in sessions)
+    assert seen == {threading.get_native_id()}
+
+
+def test_all_threads_are_one_where_there_is_no_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "core", lambda: None)
+    workers, given = FillWorkers(4), list[tuple[int, int | None]]()
+    assert workers.max_threads == 1
+    for _ in range(5):
+        workers.run(lambda *threads: given.append(threads), NUM_NODES)
+    assert given == [(1, None)] * 5

@@ -102,8 +102,8 @@ def play_native_moves(backend: GrammarBackend, grammar: CompiledGrammar, draw: D
     texts = [token for token in range(TWO_STOPS.vocab_size) if token not in TWO_STOPS.stop_ids]
     for _ in range(draw(st.integers(1, 4))):
         legal = [token for token in places.legal(path) if token in texts]
-        some = legal if legal and draw(st.booleans()) else texts
-        token = draw(st.sampled_from(some))
+        wants_legal = draw(st.booleans())
+        token = draw(st.sampled_from(legal if legal and wants_legal else texts))
         name = text_of(token, TWO_STOPS)
         story.tell(f"accept {name} natively")
         same(f"the native accept of {name}", table.accept(*native, token), int(token in legal))
