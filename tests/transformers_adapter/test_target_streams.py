@@ -35,7 +35,7 @@ def test_the_host_goes_on_while_the_forward_runs() -> None:
     assert device.num_done == num_done + 1
     target.commit(batch, accepted([[0, 1]], [5]))
     target.remove("a")
-    assert device.num_pending == 2  # keeping the path, clearing the row
+    assert device.num_pending == 0  # the path is kept and the row is cleared where the next forward begins
 
 
 def test_only_the_streams_thread_is_in_the_models() -> None:
