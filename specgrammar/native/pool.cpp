@@ -13,16 +13,25 @@ constexpr int kMostThreads = 128;
 }  // namespace
 
 Pool::Pool(int num_threads) : owner_(getpid()) {
-  for (int number = 1; number < std::min(num_threads, kMostThreads); ++number) {
-    threads_.emplace_back([this, number] { serve(number); });
+  try {
+    for (int number = 1; number < std::min(num_threads, kMostThreads); ++number) {
+      threads_.emplace_back([this, number] { serve(number); });
+    }
+  } catch (...) {  // the system has no more of them
+    stop();
+    throw;
   }
 }
 
 Pool::~Pool() {
-  if (owner_ != getpid()) {  // none of the threads is here
+  if (owner_ == getpid()) {
+    stop();
+  } else {  // none of the threads is here
     for (std::thread& thread : threads_) thread.detach();
-    return;
   }
+}
+
+void Pool::stop() {
   call_.store((call_.load() | kWanted) + 1 + kStop);
   call_.notify_all();
   for (std::thread& thread : threads_) thread.join();

@@ -13,7 +13,8 @@ namespace specgrammar {
 
 class Pool {
  public:
-  /* Start `num_threads - 1` threads: the caller is one. */
+  /* Start `num_threads - 1` threads: the caller is one. Throws std::system_error where the system has no more, and
+     leaves none. */
   explicit Pool(int num_threads);
   ~Pool();
 
@@ -23,6 +24,7 @@ class Pool {
 
  private:
   void serve(int number);
+  void stop();
 
   /* A call is published as one word, so that a thread which wakes late sees which call it is and whether it is
      wanted: the number of the call above, the number of threads that are wanted in the lowest byte. */

@@ -1,0 +1,189 @@
+"""The pool's threads: shared by the interpreter's, left behind in a fork, ended with the pool."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specgrammar.native.pool import NativePool
+from specgrammar.testing.toys import GRAMMARS
+from specgrammar.trees.tree import HostTree
+from tests.called_back import CalledBack
+from tests.native.walks import Always, Walked, session, sessions, walked
+
+ROOT = Path(__file__).parents[2]
+TREE = HostTree.from_chains([[0, 0, 24, 1]] * 6)
+KINDS = [("native", GRAMMARS[3])] * 6
+
+
+def num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def finished(script: str) -> str:
+    """What a script prints, run in a process of its own that may not hang."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_the_pool_has_as_many_threads_as_it_says_and_they_end_with_it() -> None:
+    gc.collect()
+    before = num_threads()
+    pools = [NativePool(number) for number in (1, 2, 5)]
+    assert [pool.num_threads for pool in pools] == [1, 2, 5]
+    assert num_threads() == before + 0 + 1 + 4
+    pools[2].wake(5)
+    pools[2].wake(3)
+    del pools
+    gc.collect()
+    assert num_threads() == before
+
+
+def test_workers_that_go_end_their_threads() -> None:
+    gc.collect()
+    before = num_threads()
+    for _ in range(20):
+        assert walked(sessions(KINDS), TREE, workers=Always(4)).errors == [""] * 6
+    gc.collect()
+    assert num_threads() == before
+
+
+def test_a_pool_wakes_any_number_of_threads_in_any_order() -> None:
+    """The wake-ups of one call are not taken for those of another."""
+    pool = NativePool(4)
+    for step in range(4000):
+        pool.wake(1 + step * 7 % 5)
+
+
+def test_another_thread_walks_while_the_pool_is_in_use() -> None:
+    workers, goes_on = Always(2), threading.Event()
+    inside = threading.Barrier(3, timeout=20)
+
+    class Waits(CalledBack):
+        """Holds both threads of the pool until somebody else has walked with it."""
+
+        def native_fill(self, row: Any) -> None:
+            inside.wait()
+            assert goes_on.wait(20)
+            super().native_fill(row)
+
+    roots, results = HostTree.roots([0, 0]), list[Walked]()
+    batch = [session("native", GRAMMARS[3], Waits) for _ in range(2)]
+    holder = threading.Thread(target=lambda: results.append(walked(batch, roots, workers=workers)))
+    holder.start()
+    inside.wait()
+    alone = walked(sessions(KINDS), TREE)
+    assert walked(sessions(KINDS), TREE, workers=workers) == alone
+    goes_on.set()
+    holder.join(20)
+    assert not holder.is_alive()
+    assert results == [walked(sessions(KINDS[:2]), roots)]
+
+
+def test_many_threads_walk_with_one_pool() -> None:
+    workers, expected, wrong = Always(3), walked(sessions(KINDS), TREE), list[Walked]()
+
+    def walks() -> None:
+        for _ in range(50):
+            found = walked(sessions(KINDS), TREE, workers=workers)
+            if found != expected:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=walks) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
+FORK = """
+import gc, os, threading
+from tests.native.walks import Always, session, sessions, walked
+from tests.native.test_pool import KINDS, TREE
+from tests.called_back import CalledBack
+from specgrammar.testing.toys import GRAMMARS
+from specgrammar.trees.tree import HostTree
+
+workers = Always(3)
+expected = walked(sessions(KINDS), TREE, workers=workers)
+goes_on, inside = threading.Event(), threading.Barrier(2, timeout=20)
+
+class Waits(CalledBack):
+    def native_fill(self, row):
+        inside.wait()
+        goes_on.wait(20)
+        super().native_fill(row)
+
+holder = threading.Thread(
+    target=walked,
+    args=([session("native", GRAMMARS[3], Waits), session("native", GRAMMARS[3])], HostTree.roots([0, 0])),
+    kwargs={"workers": workers},
+)
+if IN_USE:
+    holder.start()
+    inside.wait()
+child = os.fork()
+if not child:
+    ok = all(walked(sessions(KINDS), TREE, workers=workers) == expected for _ in range(3))
+    del workers
+    gc.collect()
+    ok = ok and walked(sessions(KINDS), TREE, workers=Always(3)) == expected
+    os._exit(0 if ok else 3)
+goes_on.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(walked(sessions(KINDS), TREE, workers=workers) == expected)
+"""
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_a_forked_child_walks_with_its_parents_pool(in_use: bool) -> None:
+    script = FORK.replace("IN_USE", str(in_use))
+    if sys.version_info >= (3, 12):  # which warns of every fork beside threads
+        script = "import warnings; warnings.simplefilter('ignore', DeprecationWarning)\n" + script
+    assert finished(script).split() == ["0", "True"]
+
+
+def test_a_pool_for_which_the_system_has_no_threads_is_none() -> None:
+    """Some start, then there is no memory for another stack: those that started end again."""
+    script = """
+import os, resource
+from pathlib import Path
+from specgrammar.native.library import core
+from specgrammar.native.pool import NativePool
+core()
+NativePool(2)
+stack = 8 << 20
+resource.setrlimit(resource.RLIMIT_STACK, (stack, resource.RLIM_INFINITY))
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 4 * stack, resource.RLIM_INFINITY))
+pool = NativePool(40)
+print(pool.num_threads, pool.handle, len(os.listdir("/proc/self/task")))
+pool.wake(40)
+"""
+    assert finished(script).split() == ["1", "None", "1"]
+
+
+def test_threads_that_wait_do_not_keep_a_process_from_ending() -> None:
+    script = """
+from tests.native.walks import Always
+kept = Always(3)
+print("done")
+"""
+    assert finished(script) == "done\n"
