@@ -71,7 +71,7 @@ def why_no_core() -> str:
     if core() is not None:
         return ""
     if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 switches them off"
+        return f"switched off by {SWITCH}=0"
     return "the package was built without a C++ compiler"
 
 

@@ -50,7 +50,7 @@ def some_tree(draw: Draw, places: Places, depth: int) -> tuple[HostTree, list[Pa
     """A tree of one request, and the path to each node; None for padding. Most nodes are legal."""
     paths: list[Path | None] = [[]]
     stop, *_ = places.vocabulary.stop_ids
-    tokens, parents = [draw(st.sampled_from([-1, 0, stop]))], [-1]
+    tokens, parents = [draw(st.sampled_from([0, stop]))], [-1]
     for _ in range(draw(st.integers(0, 7))):
         above = [node for node, path in enumerate(paths) if path is not None and len(path) < depth]
         if not above or draw(st.integers(0, 9)) == 9:
