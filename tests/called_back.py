@@ -38,6 +38,7 @@ class CalledBack(ReferenceMatcher):
         return NativeCalls(ctypes.addressof(_table(num_words)), id(self))
 
     def native_accept(self, token: int) -> bool:
+        assert token not in self._vocabulary.stop_ids, f"a stop token ({token}) was offered"
         return self.accept(token)
 
     def native_fill(self, row: NDArray[np.int32]) -> None:

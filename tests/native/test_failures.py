@@ -73,7 +73,7 @@ FAULTS: dict[str, tuple[type[CalledBack], str]] = {
 def bushes(num_requests: int) -> HostTree:
     """Roots with two children of two tokens each, of which the first has a child that has a child."""
     parents = [-1, 0, 1, 2, 0, 4]
-    tokens = [0, 0, 1, 24, 24, 0]
+    tokens = [0, 0, 1, 39, 39, 0]
     return HostTree.from_parents(
         np.arange(num_requests + 1) * 6, np.tile(tokens, num_requests), np.tile(parents, num_requests)
     )

@@ -19,7 +19,7 @@ from tests.called_back import CalledBack
 from tests.native.walks import Always, Walked, session, sessions, walked
 
 ROOT = Path(__file__).parents[2]
-TREE = HostTree.from_chains([[0, 0, 24, 1]] * 6)
+TREE = HostTree.from_chains([[0, 0, 39, 1]] * 6)
 KINDS = [("native", GRAMMARS[3])] * 6
 
 

@@ -22,7 +22,7 @@ from specgrammar.trees.tree import HostTree
 from tests.called_back import CalledBack
 from tests.native.walks import KINDS, SPECS, Always, matcher, session, sessions, walked
 
-INTERESTING = [0, 1, 24, 25, 2, 3, 27, STOP, OTHER_STOP, PAD, CONTROL, TWO_WORDS.vocab_size, 63, 64, 2**40]
+INTERESTING = [0, 1, 39, 38, 2, 3, 36, STOP, OTHER_STOP, PAD, CONTROL, TWO_WORDS.vocab_size, 63, 64, 2**40]
 """Texts of both words first, then what is no text, and what no row has a bit for."""
 THREADS = {1: None, 2: Always(2), 3: Always(3)}
 LIVE, ENDED, REJECTED, PADDING = NodeStatus.LIVE, NodeStatus.ENDED, NodeStatus.REJECTED, NodeStatus.PADDING
@@ -77,7 +77,7 @@ def test_batches_of_roots_alone_and_no_batch() -> None:
 
 
 def test_a_chain_of_5000_nodes() -> None:
-    drafts = [0, 24, 1, 25, 12] * 1000
+    drafts = [0, 39, 1, 38, 12] * 1000
     tree = HostTree.from_chains([[0, *drafts]] * 2)
     kinds = [("native", GRAMMARS[3])] * 2
     found = walked(sessions(kinds), tree, workers=THREADS[2])
@@ -88,7 +88,7 @@ def test_a_chain_of_5000_nodes() -> None:
 
 
 def test_a_wide_tree_of_5000_siblings() -> None:
-    tokens = np.array([0, *[0, 24, PAD, 1, 25] * 1000])
+    tokens = np.array([0, *[0, 39, PAD, 1, 38] * 1000])
     tree = HostTree.from_parents(np.array([0, 5001]), tokens, np.array([-1, *[0] * 5000]))
     found = walked([session("native", GRAMMARS[3])], tree)
     assert found.statuses == [LIVE, *[LIVE, LIVE, REJECTED, LIVE, LIVE] * 1000]
@@ -105,7 +105,7 @@ def test_stop_tokens_padding_and_foreign_ids_as_drafts() -> None:
 
 
 def test_dead_ends_below_the_root_and_at_it() -> None:
-    tree = HostTree.from_parents(np.array([0, 5]), np.array([0, 0, 1, 24, 1]), np.array([-1, 0, 0, 0, 1]))
+    tree = HostTree.from_parents(np.array([0, 5]), np.array([0, 0, 1, 39, 1]), np.array([-1, 0, 0, 0, 1]))
     for dense in (False, True):
         below = walked([session("native", SPECS[4])], tree, dense=dense)
         assert below.statuses == [LIVE, ENDED, LIVE, ENDED, REJECTED]
@@ -136,7 +136,7 @@ def test_requests_of_another_vocabulary_are_left_to_python() -> None:
 def test_a_matcher_is_left_as_found_whatever_the_tree() -> None:
     made = session("native behind tokens", GRAMMARS[3])
     assert made.cursor is not None
-    tokens, parents = np.array([0, 0, 1, 24, 0]), np.array([-1, 0, 1, 0, 3])
+    tokens, parents = np.array([0, 0, 1, 39, 0]), np.array([-1, 0, 1, 0, 3])
     walked([made], HostTree.from_parents(np.array([0, 5]), tokens, parents))
     made.cursor.matcher.rollback(2)
     with pytest.raises(MatcherError):

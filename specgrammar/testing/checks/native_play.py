@@ -29,8 +29,8 @@ from specgrammar.testing.checks.walking import STALE, expect_replay, undoable, w
 from specgrammar.testing.toys import TEXTS, TWO_STOPS, text_of, texts_of
 from specgrammar.trees.tree import HostTree
 
-TWO_WORDS = Vocabulary((*TWO_STOPS.tokens, *TEXTS), TWO_STOPS.stop_ids, TWO_STOPS.special_ids)
-"""40 ids, the last 16 spelled as the first ones: rows of two words, with legal ids in both."""
+TWO_WORDS = Vocabulary((*TWO_STOPS.tokens, *reversed(TEXTS)), TWO_STOPS.stop_ids, TWO_STOPS.special_ids)
+"""40 ids, the last ones spelled as the first, from 39 down: rows of two words, with legal ids in both."""
 
 
 class BothThreads(FillWorkers):
