@@ -1,4 +1,7 @@
-"""`specgrammar plugins`: what is installed, what checks it, what it can do, and why one cannot be used."""
+"""`specgrammar plugins`: what is installed, what checks it, what it can do, and why one cannot be used.
+
+Native code, which is no plugin, is the last row.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import argparse
 import json
 from typing import Any
 
+from specgrammar import __version__
 from specgrammar.cli.table import table
 from specgrammar.errors import SpecGrammarError
+from specgrammar.native.library import why_no_core
 from specgrammar.protocols.grammar import ALL_KINDS
 from specgrammar.protocols.spec import supports_grammar_overlap
 from specgrammar.registry import ALGORITHMS, BACKENDS, GROUPS, Plugin, option_names, plugins
@@ -23,8 +28,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List every plugin; one that cannot be used is a line, not a failure."""
-    rows = [describe(plugin) for group in GROUPS for plugin in plugins(group)]
+    """List every plugin and native code; what cannot be used is a line, not a failure."""
+    rows = [*(describe(plugin) for group in GROUPS for plugin in plugins(group)), native_walks()]
     if arguments.output == "json":
         for row in rows:
             print(json.dumps(row))
@@ -50,6 +55,23 @@ def describe(plugin: Plugin) -> dict[str, str]:
         "check": f"specgrammar check {plugin.group.kind} {plugin.name}",
         "state": state,
         "abilities": abilities,
+    }
+
+
+def native_walks() -> dict[str, str]:
+    """Whether grammars are walked by native code as a row, and why not."""
+    try:
+        reason = why_no_core()
+    except SpecGrammarError as error:
+        reason = str(error)
+    return {
+        "kind": "native code",
+        "name": "walks",
+        "target": "specgrammar.native",
+        "distribution": f"specgrammar {__version__}",
+        "check": "",
+        "state": f"unavailable: {reason}" if reason else "available",
+        "abilities": "" if reason else "trees of a batch in one native call",
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from specgrammar.cli import plugins as command
 from specgrammar.cli.main import main
+from specgrammar.errors import ConfigError
 from specgrammar.registry import ALGORITHMS, BACKENDS, Group
 from specgrammar.spec.ngram import NgramAlgorithm
 from specgrammar.testing.reference import ReferenceBackend
@@ -64,7 +65,24 @@ def test_a_row_says_which_kinds_compile_and_one_that_fails_is_a_row(
         ALGORITHMS.name: [Installed(ALGORITHMS, "needs", NeedsAnOption)],
     }
     monkeypatch.setattr(command, "plugins", lambda group: made.get(group.name, []))
-    choices, ours, needs = rows(capsys)
+    choices, ours, needs, _ = rows(capsys)
     assert "kinds: choice, regex; thread-safe" in choices["abilities"]
     assert "kinds: all; grammars: ebnf" in ours["abilities"]
     assert needs["state"].startswith("not without options: TypeError: ")
+
+
+def test_the_last_row_says_whether_grammars_are_walked_natively(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> str:
+        raise ConfigError("the native library is of version 7")
+
+    row = rows(capsys)[-1]
+    assert (row["kind"], row["name"], row["state"]) == ("native code", "walks", "available")
+    for why, state in (
+        (lambda: "switched off by SPECGRAMMAR_NATIVE=0", "unavailable: switched off by SPECGRAMMAR_NATIVE=0"),
+        (fails, "unavailable: the native library is of version 7"),
+    ):
+        monkeypatch.setattr(command, "why_no_core", why)
+        row = rows(capsys)[-1]
+        assert (row["name"], row["state"], row["abilities"]) == ("walks", state, "")
