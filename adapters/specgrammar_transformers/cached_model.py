@@ -63,8 +63,7 @@ class CachedModel:
         self.max_length = context_limit(model)
         self._cache = SlotCache(planes, max_batch_size)
         self._stream = stream
-        self._changes: list[Callable[[], object]] = []  # asked for, and not launched yet
-        self._failure: BaseException | None = None  # of a change; the stream's
+        self._changed: Launched[None] = self.launch(lambda: None)
         self.features = FeatureLog()
         self.max_batch_size = max_batch_size
         self._rows = Rows(max_batch_size)
@@ -125,11 +124,11 @@ class CachedModel:
                     f"request {request_id!r}: token {token} is outside the model's vocabulary of "
                     f"{self.num_ids}; tokenise with the model's own tokenizer"
                 )
-        length, change = self._rows.bounds[row], self._take_changes()
+        length, changed = self._rows.bounds[row], self._changed
         self._rows.bounds[row] += len(tokens)
 
         def run() -> None:
-            change()
+            changed.value()
             for begin in range(0, len(tokens), _PREFILL_CHUNK):
                 chunk = layout_of_chains([tokens[begin : begin + _PREFILL_CHUNK]], self.device)
                 self._run(self.model.base_model, chunk, row, length + begin)
@@ -154,10 +153,10 @@ class CachedModel:
         """
         self._arrange(request_ids)
         start = self._window_start = max(self._rows.bounds[: len(request_ids)])
-        change = self._take_changes()
+        changed = self._changed
 
         def run() -> torch.Tensor:
-            change()
+            changed.value()
             return self._logits(layout(), start)
 
         return self.launch(run, label)
@@ -176,21 +175,18 @@ class CachedModel:
         for row in rows:
             self._rows.bounds[row] += most
         start = self._window_start
-        index, places = np.array(rows, dtype=np.int64), np.array(live, dtype=np.int64)
+        index, places = torch.tensor(rows, dtype=torch.int64), np.array(live, dtype=np.int64)
 
         def keep() -> None:
             try:
                 found = nodes()
             except Exception:  # that step's failure, not the cache's
                 return
-            kept = found[places]  # the paths are the host's, where NumPy's small calls cost less than torch's
-            item, place = (kept >= 0).nonzero()
-            row, node = index[item], kept[item, place]
-            from_slot, to_slot = start + node, self._lengths.cpu().numpy()[row] + place
-            moved = from_slot != to_slot
-            self._cache.move_slots(*map(torch.from_numpy, (row[moved], from_slot[moved], to_slot[moved])))
-            self._lengths[index] += torch.from_numpy((kept >= 0).sum(axis=1)).to(self.device)
-            self.features.keep(request_ids, places[item], node)
+            kept = found[places]
+            self._cache.keep(self._lengths, index, torch.from_numpy(kept), start)
+            if self.features.layers:
+                item, place = (kept >= 0).nonzero()
+                self.features.keep(request_ids, places[item], kept[item, place])
 
         self._change(keep, "keep")
 
@@ -257,30 +253,14 @@ class CachedModel:
         self._lengths[to_rows] = self._lengths[from_rows]
 
     def _change(self, work: Callable[[], object], label: str = "") -> None:
-        """Change what is kept, unless a change before it failed.
-
-        On a CPU it is done where the next forward begins: by itself it would run while the host's Python sees
-        to the step's results, and the two would wait for the interpreter in turns (4 ms instead of 0.6). An
-        accelerator gets it at once, and so does whoever watches features.
-        """
-        self._changes.append(work)
-        if self.device.type != "cpu" or self.features.layers:
-            self.launch(self._take_changes(), label)
-
-    def _take_changes(self) -> Callable[[], None]:
-        """What makes the changes that were asked for; it has to be launched before any other work."""
-        changes, self._changes = self._changes, []
+        """Launch a change of what is kept, unless one before it failed."""
+        before = self._changed
 
         def change() -> None:
-            try:
-                for work in changes if self._failure is None else ():
-                    work()
-            except BaseException as error:
-                self._failure = error
-            if self._failure is not None:
-                raise self._failure
+            before.value()
+            work()
 
-        return change
+        self._changed = self.launch(change, label)
 
     def _logits(self, layout: TreeLayout, start: int) -> torch.Tensor:
         """Run the first rows; the logits of real nodes."""

@@ -12,9 +12,8 @@ part's `forward`.
 
 from __future__ import annotations
 
-import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from transformers.cache_utils import Cache
 
 from specgrammar_transformers.architecture import output_head
 from specgrammar_transformers.kv_cache import PlaneShape, members_of, window_layers
+from specgrammar_transformers.recording import record
 
 _STRAIGHT = frozenset({"LlamaForCausalLM"})
 """Models without a branch that depends on values or shapes."""
@@ -60,10 +60,8 @@ class TracedForward:
         self._plain = _PlainForward(model, planes)
         self._planes = planes
         self._modules = list(model.modules())
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of each branch that it takes, and of its own age
-            trace: Any = torch.jit.trace
-            self._recorded: Any = trace(self._plain, self._example(*_RECORDED), check_trace=False)
+        with torch.no_grad():
+            self._recorded: Callable[..., Any] = record(self._plain, self._example(*_RECORDED))
 
     @property
     def is_faithful(self) -> bool:
