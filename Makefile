@@ -3,6 +3,7 @@
 # make test    the tests
 # make check   lint, format and types
 # make docs    the documentation, in site/
+# make native  the native libraries (C++) again; `make setup` does so when their sources have changed
 # make test-sglang   the sglang adapter's tests on sglang itself, in an environment of its own (2.5 GB)
 # make test-vllm     the vLLM adapter's tests on vLLM itself, in an environment of its own (1 GB)
 # make bench-peers   vLLM in an environment of its own, for the benchmarks that compare with it (1 GB)
@@ -10,16 +11,26 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test check docs format lock clean bench-peers test-sglang test-vllm
+NATIVE_SOURCES := hatch_build.py $(wildcard specgrammar/native/*.h specgrammar/native/*.cpp backends/*/*.cpp)
+
+.PHONY: setup demo test check docs native format lock clean bench-peers test-sglang test-vllm
 
 setup: $(BIN)/.ready
+	@$(MAKE) --no-print-directory $(BIN)/.native
 
 $(BIN)/.ready: pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
-	touch $@
+	touch $@ $(BIN)/.native
+
+# The editable install above compiles them, too. Without a C++ compiler grammars are walked by Python.
+$(BIN)/.native: $(NATIVE_SOURCES)
+	$(BIN)/python hatch_build.py && touch $@ || echo "without new native libraries; 'make native' tries again"
+
+native: $(BIN)/.ready
+	$(BIN)/python hatch_build.py
 
 demo: setup
 	$(BIN)/python examples/demo.py
