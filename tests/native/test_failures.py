@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgrammar.grammar.session import GrammarSession
@@ -16,8 +16,8 @@ from specgrammar.testing.checks.native_play import TWO_WORDS
 from specgrammar.testing.toys import GRAMMARS
 from specgrammar.trees.tree import HostTree
 from tests.called_back import CalledBack
-from tests.native.test_walk import THREADS, toy_trees
-from tests.native.walks import KINDS, SPECS, session, sessions, walked
+from tests.native.test_walk import THREADS, kinds_for, toy_trees
+from tests.native.walks import session, sessions, walked
 
 METHODS = ("native_accept", "native_fill", "native_rollback")
 PADDING = NodeStatus.PADDING
@@ -101,6 +101,7 @@ def test_a_failure_ends_its_own_request_alone(fault: str, dense: bool, num_threa
         ]
 
 
+@settings(max_examples=200)
 @given(
     st.data(),
     toy_trees(),
@@ -112,8 +113,7 @@ def test_a_failure_ends_its_own_request_alone(fault: str, dense: bool, num_threa
 def test_in_any_batch_the_others_are_as_without_it(
     data: st.DataObject, tree: HostTree, dense: bool, num_threads: int, method: str, at: int
 ) -> None:
-    one = st.tuples(st.sampled_from(KINDS), st.sampled_from(SPECS))
-    kinds = data.draw(st.lists(one, min_size=tree.bs, max_size=tree.bs))
+    kinds = data.draw(kinds_for(tree))
     failed = data.draw(st.integers(0, max(0, tree.bs - 1)))
     batch, well = sessions(kinds), sessions(kinds)
     if tree.bs:

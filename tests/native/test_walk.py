@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgrammar.errors import MatcherError
@@ -22,8 +22,26 @@ from specgrammar.trees.tree import HostTree
 from tests.called_back import CalledBack
 from tests.native.walks import KINDS, SPECS, Always, matcher, session, sessions, walked
 
-INTERESTING = [0, 1, 39, 38, 2, 3, 36, STOP, OTHER_STOP, PAD, CONTROL, TWO_WORDS.vocab_size, 63, 64, 2**40]
-"""Texts of both words first, then what is no text, and what no row has a bit for."""
+INTERESTING = [
+    0,
+    39,
+    0,
+    39,
+    1,
+    38,
+    3,
+    36,
+    2,
+    STOP,
+    OTHER_STOP,
+    PAD,
+    CONTROL,
+    TWO_WORDS.vocab_size,
+    63,
+    64,
+    2**40,
+]
+"""Texts of both words first, legal ones more often, then what is no text, and what no row has a bit for."""
 THREADS = {1: None, 2: Always(2), 3: Always(3)}
 LIVE, ENDED, REJECTED, PADDING = NodeStatus.LIVE, NodeStatus.ENDED, NodeStatus.REJECTED, NodeStatus.PADDING
 
@@ -35,12 +53,18 @@ def toy_trees(max_requests: int = 5) -> st.SearchStrategy[HostTree]:
     return trees(max_requests=max_requests, max_nodes=10, vocab_size=len(INTERESTING)).map(interesting)
 
 
+def kinds_for(tree: HostTree) -> st.SearchStrategy[list[tuple[str, GrammarSpec]]]:
+    """What the requests of a tree are, most of them native."""
+    kinds = st.sampled_from([*["native"] * 4, *KINDS])
+    return st.lists(st.tuples(kinds, st.sampled_from(SPECS)), min_size=tree.bs, max_size=tree.bs)
+
+
+@settings(max_examples=300)
 @given(st.data(), toy_trees(), st.booleans(), st.sampled_from([1, 2, 3]))
 def test_any_batch_is_walked_as_by_python(
     data: st.DataObject, tree: HostTree, dense: bool, num_threads: int
 ) -> None:
-    one = st.tuples(st.sampled_from(KINDS), st.sampled_from(SPECS))
-    kinds = data.draw(st.lists(one, min_size=tree.bs, max_size=tree.bs))
+    kinds = data.draw(kinds_for(tree))
     native, plain = sessions(kinds), sessions(kinds, ReferenceMatcher)
     expected = walked(plain, tree, dense=dense)
     assert walked(native, tree, dense=dense, workers=THREADS[num_threads]) == expected
