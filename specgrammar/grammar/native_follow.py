@@ -46,7 +46,7 @@ def follow_natively(
     """Move the grammars that native code can move along the draws.
 
     A draw that is illegal gives way to the next best that is legal. A walk is stuck where none is known, and
-    where a stop token is drawn, or an id outside the vocabulary. One that fails ends its own request, and is over.
+    where a stop token is drawn, or an id outside the vocabulary. One that fails is over, and ends its request.
 
     Args:
         sessions: by their request's number.

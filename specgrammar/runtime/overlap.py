@@ -2,7 +2,8 @@
 
 For one step, in seconds of a timeline:
 
-    step      from the end of the step before to its own end
+    step      from the begin of its forward to the begin of the next one's; where the device reports none, from
+              the end of the step before to its own end
     forward   the device's spans named `forward`
     grammar   the host's `barrier`, `build`, `upload`, `apply` and `resample`. A moment inside two spans counts
               once, as the inner one's: `resolve`, the wait for drafts that a device made, is no grammar work
@@ -27,21 +28,24 @@ same work (the texts are equal), so its difference has neither the steps' length
 took turns, the drift; `saved` has an interval (see `specgrammar.runtime.saved`) that says what noise is left,
 and so has `hidden_grammar_share`.
 
-All work is cut at the ends of steps. Work behind the last one, of a step that was not finished, is left out,
-and so is a step that one of the runs does not have. Where steps overlap with each other, a request that ends is
-in one step more than inline: that step's pair has more work on our side, which counts against what was saved.
+All other work is cut where the host ends steps. Work behind the last one, of a step that was not finished, is
+left out, and so is a step that one of the runs does not have. Where steps overlap with each other, a request
+that ends is in one step more than inline: that step's pair has more work on our side, which counts against what
+was saved. A host on a stream ends a step while its forward runs and waits for that in the next one, so steps by
+their ends would be no pairs: the one would have the forward of the step before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, median
 from typing import Any
 
 from specgrammar.errors import ConfigError
 from specgrammar.runtime.saved import Saved
-from specgrammar.runtime.step_times import StepTimes
+from specgrammar.runtime.step_times import StepTimes, from_forward_to_forward
 from specgrammar.runtime.timeline import LANES, Lane, Timeline
 
 _SAME_RUN = (
@@ -123,9 +127,10 @@ def summarize(repeats: Sequence[Timeline], steps: range, against: Sequence[Timel
     num_common = min(len(timeline.step_ends) for timeline in [*repeats, *against])
     steps = range(steps.start, min(steps.stop, num_common))
     ours, inline = StepTimes.of(repeats, steps), StepTimes.of(against, steps)
-    step_ms, grammar_ms, aside_ms = median(ours.step), median(ours.grammar), median(ours.aside)
+    lengths, inline_lengths = _lengths(repeats, against, steps)
+    step_ms, grammar_ms, aside_ms = median(lengths), median(ours.grammar), median(ours.aside)
     overlap_ms = median(ours.overlap) if ours.has_device else None
-    saved = Saved.of(inline.step, ours.step, len(repeats)) if against else None
+    saved = Saved.of(inline_lengths, lengths, len(repeats)) if against else None
     hidden, share_interval = overlap_ms, None
     if saved is not None and overlap_ms is not None:
         hidden, low, high = (min(overlap_ms, max(0.0, ms)) for ms in (saved.ms_per_step, *saved.interval_ms))
@@ -136,14 +141,14 @@ def summarize(repeats: Sequence[Timeline], steps: range, against: Sequence[Timel
         first_step=steps.start,
         num_steps=len(steps),
         step_ms=step_ms,
-        mean_step_ms=fmean(ours.step),
+        mean_step_ms=fmean(lengths),
         forward_ms=median(ours.forward) if ours.has_device else None,
         bubble_ms_per_step=median(ours.bubble) if ours.bubble else None,
         grammar_ms_per_step=grammar_ms,
         overlap_ms_per_step=overlap_ms,
         under_forward_ms_per_step=median(ours.under_forward) if ours.has_device else None,
         device_grammar_ms_per_step=aside_ms,
-        inline_step_ms=median(inline.step) if against else None,
+        inline_step_ms=median(inline_lengths) if against else None,
         inline_forward_ms=median(inline.forward) if against and inline.has_device else None,
         saved=saved,
         hidden_is_measured=saved is not None,
@@ -156,6 +161,15 @@ def summarize(repeats: Sequence[Timeline], steps: range, against: Sequence[Timel
         num_dropped=sum(timeline.num_dropped for timeline in repeats),
         stages=tuple(_stages(ours)),
     )
+
+
+def _lengths(repeats: Sequence[Timeline], against: Sequence[Timeline], steps: range) -> tuple[list[float], ...]:
+    """How long the steps of both runs were, those of a pair at the same place."""
+    times = from_forward_to_forward([*repeats, *against], steps)
+    if not all(times):  # there are no two forwards to tell
+        times = [StepTimes.of([timeline], steps).step for timeline in (*repeats, *against)]
+    parts = times[: len(repeats)], times[len(repeats) :]
+    return tuple(list(chain.from_iterable(part)) for part in parts)
 
 
 def selected_steps(timeline: Timeline, selection: slice = slice(None)) -> range:

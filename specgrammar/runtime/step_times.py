@@ -73,6 +73,25 @@ class StepTimes:
             column.overlap += selected(common(merged(intervals), work.busy))
 
 
+def from_forward_to_forward(timelines: Sequence[Timeline], steps: range) -> list[list[float]]:
+    """Milliseconds from the begin of each step's forward to that of the next one, by timeline.
+
+    A host that runs ahead of its device ends a step before the device does, so its steps' own ends are not
+    where those of a host are that waits: of two such runs, only forwards show which step is which.
+
+    Args:
+        timelines: whose devices report forwards, one a step.
+        steps: which; those are left out that one of the timelines has no later forward behind.
+    """
+    begins = [_forward_begins(timeline) for timeline in timelines]
+    stop = min([steps.stop, *(len(found) - 1 for found in begins)])
+    return [[1e3 * (found[k + 1] - found[k]) for k in range(steps.start, stop)] for found in begins]
+
+
+def _forward_begins(timeline: Timeline) -> list[float]:
+    return sorted(s.begin for s in timeline.spans if s.lane == "device" and s.stage == FORWARD)
+
+
 def _intervals_by_stage(work: Work) -> dict[tuple[Lane, str], list[Interval]]:
     by_stage: dict[tuple[Lane, str], list[Interval]] = {}
     for lane, pieces in work.pieces.items():

@@ -185,7 +185,7 @@ def test_repeats_are_held_against_as_many_inline(run: Run, tmp_path: Path) -> No
     assert summary["num_repeats"] == 3
     assert summary["saved"]["ms_per_step"] == pytest.approx(3, abs=1e-6)
     assert summary["saved"]["ms_by_repeat"] == pytest.approx([0, 3, 5], abs=1e-6)
-    assert summary["saved"]["num_pairs"] == 15
+    assert summary["saved"]["num_pairs"] == 12
     assert summary["hidden_grammar_share_interval"] == pytest.approx([0, 3 / 3.5], abs=1e-5)
     status, out, stderr = run("trace", *ours, "--against", *inline[:2])
     assert (status, out) == (2, "")

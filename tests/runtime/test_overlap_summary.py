@@ -87,6 +87,26 @@ def test_hidden_is_at_most_what_the_inline_run_was_slower_by(inline_pause_ms: fl
     assert overlap.exposed_grammar_share_of_step == pytest.approx((3.5 - hidden_ms) / 10, abs=1e-6)
 
 
+def test_steps_are_paired_by_their_forwards_not_by_their_ends() -> None:
+    """Steps of 20, 40, 20, 40, ... ms; our host ends each while its forward runs, the inline one behind it."""
+
+    def run(saved_ms: float, ends_ms: float) -> Timeline:
+        timeline, begin = Timeline(dict(regular().facts)), 0.0
+        for step in range(8):
+            length = (40 if step % 2 else 20) - saved_ms
+            timeline.add("device", "forward", (begin + 1) / 1e3, (begin + length - 1) / 1e3)
+            timeline.add("host", "build", (begin + 2) / 1e3, (begin + 4) / 1e3)
+            timeline.end_step((begin + min(ends_ms, length)) / 1e3)
+            begin += length
+        return timeline
+
+    overlap = summary(run(1.5, ends_ms=5), against=run(0, ends_ms=100))
+    assert overlap.saved is not None
+    assert overlap.saved.ms_per_step == pytest.approx(1.5)
+    assert (overlap.inline_step_ms, overlap.step_ms) == pytest.approx((20, 18.5))
+    assert overlap.hidden_grammar_ms_per_step == pytest.approx(1.5)
+
+
 def test_a_run_that_became_slower_hid_nothing() -> None:
     overlap = summary(regular(pause_ms=4), against=regular())
     assert overlap.saved is not None
@@ -139,7 +159,7 @@ def test_what_was_saved_is_seen_through_a_drift_that_is_larger() -> None:
     assert overlap.saved.ms_per_step == pytest.approx(1)
     assert overlap.saved.ms_by_repeat == pytest.approx((1, 1, 1, 40, 1, 1, 1))
     assert overlap.saved.interval_ms[0] == pytest.approx(1)
-    assert overlap.saved.num_pairs == 28
+    assert overlap.saved.num_pairs == 21, "the last forward of each repeat has none behind it"
     assert overlap.hidden_grammar_share == pytest.approx(1 / 3.5)
 
 
@@ -171,8 +191,13 @@ def test_the_interval_finds_the_truth_as_often_as_it_says() -> None:
 
 
 def test_one_slow_step_moves_the_mean_alone() -> None:
-    timeline = regular(5)
-    timeline.spans = [Span("host", "prefill", 4.0, 5.0), *timeline.spans]  # a second before the first step
+    timeline = regular(6)
+    second = timeline.step_ends[0]  # a request joins: a second in front of the second step's forward
+    timeline.spans = [
+        span._replace(begin=span.begin + 1, end=span.end + 1) if span.begin >= second else span
+        for span in timeline.spans
+    ]
+    timeline.step_ends[1:] = [end + 1 for end in timeline.step_ends[1:]]
     overlap = summary(timeline)
     assert overlap.step_ms == pytest.approx(10)
     assert overlap.mean_step_ms == pytest.approx((1_010 + 4 * 10) / 5)
