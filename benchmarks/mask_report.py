@@ -22,7 +22,8 @@ def summarise(cells: Sequence[Row]) -> dict[str, float | None]:
     `eager_vs_sglang_min_bs8`: how many times faster than sglang's function the faster backend is, in the
     worst cell of at least 8 requests; `eager_vs_sglang_1x64`: in the worst with one tree of 64 nodes;
     `lazy_vs_sglang_128x16`: of the lazy path, in the worst with 128 requests of 16 nodes;
-    `eager_over_raw_max`: our time over the raw calls', one thread, the worst backend and cell.
+    `eager_over_raw_max`: our time over the raw calls', one thread, the worst backend and cell;
+    `threads_128x16_BACKEND`: how many times faster as many threads as pay are than one, in the worst of those.
     """
     eager = [(cell, ratio) for cell in cells if (ratio := _over(cell, "sglang", "ours ")) is not None]
     lazy = [(cell, ratio) for cell in cells if (ratio := _over(cell, "sglang", "lazy ")) is not None]
@@ -33,6 +34,14 @@ def summarise(cells: Sequence[Row]) -> dict[str, float | None]:
         "eager_over_raw_max": max(
             (ratio for cell in cells for ratio in _over_raw(cell).values() if ratio is not None), default=None
         ),
+        **{
+            f"threads_128x16_{backend}": _least(
+                cell["seconds"][f"ours {backend}"] / cell["seconds"][f"ours {backend}, threads"]
+                for cell in cells
+                if _shape(cell) == (128, 16)
+            )
+            for backend in _backends(cells)
+        },
     }
 
 
@@ -133,6 +142,11 @@ def _over_raw(cell: Row, min_seconds: float = _MIN_SECONDS) -> dict[str, float |
         backend: seconds[f"ours {backend}"] / raw if (raw := seconds[f"raw {backend}"]) >= min_seconds else None
         for backend in backends
     }
+
+
+def _backends(cells: Sequence[Row]) -> list[str]:
+    names = dict.fromkeys(name for cell in cells for name in cell["seconds"] if name.endswith(", threads"))
+    return [name.removeprefix("ours ").removesuffix(", threads") for name in names]
 
 
 def _shape(cell: Row) -> tuple[int, int]:
