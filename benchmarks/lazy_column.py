@@ -23,6 +23,7 @@ from benchmarks.grammars import Grammars
 from benchmarks.scenes import Scene
 from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.staging import Resolved
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.spec import DecodeBatch, RequestView
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.lazy import LazyMasking
@@ -84,9 +85,11 @@ class Lazy:
 
     Attributes:
         backend: its name.
+        workers: threads, as many as they find to pay.
     """
 
     backend: str
+    workers: FillWorkers | None = None
 
     @property
     def name(self) -> str:
@@ -112,7 +115,7 @@ class Lazy:
         sessions = [grammars.session(self.backend, r.document.schema, r.committed) for r in scene.requests]
         device = SeparateMemory()
         ring = BitmaskRing(device, vocabulary.num_words, num_slots=1)
-        parts = MaskParts(Ledger(), ring, device, vocabulary, None, "target_only", Trace())
+        parts = MaskParts(Ledger(), ring, device, vocabulary, self.workers, "target_only", Trace())
         best = torch.from_numpy(best_tokens(scene, grammars, self.backend, leaves_with))
         logits = torch.zeros((scene.tree.num_nodes, vocabulary.vocab_size))
         step = LaunchedStep(

@@ -110,7 +110,7 @@ class Bench:
         bench.columns += [LLGuidanceExecutor(threads) for threads in sorted({1, num_cpus})]
         for backend in BACKENDS:
             bench.columns += [Eager(backend, rings), Eager(backend, rings, FillWorkers()), Raw(backend, rings)]
-        bench.columns += [Lazy(backend) for backend in BACKENDS]
+        bench.columns += [Lazy(backend, FillWorkers()) for backend in BACKENDS]
         bench.columns += [Memset(live_only=True, rings=rings), Memset(live_only=False, rings=rings)]
         return bench
 

@@ -45,8 +45,13 @@ class NativeBatch:
         self._calls.append(native.calls)
         self._matchers.append(native.matcher)
 
-    def inputs(self) -> list[int]:
-        """The arguments that every call begins with; they hold as long as this object."""
+    def inputs(self, num_threads: int, pool: int | None) -> list[int | None]:
+        """The arguments that every call begins with; they hold as long as this object.
+
+        Args:
+            num_threads: how many share the requests.
+            pool: the `NativePool.handle` that has them.
+        """
         tree, vocabulary = self._tree, self._vocabulary
         num_requests = len(self.numbers)
         self._outcomes = np.zeros(num_requests, np.int32)
@@ -63,6 +68,8 @@ class NativeBatch:
             *map(address, self._trees),
             vocabulary.vocab_size,
             *self._stop_ids.buffer_info(),
+            pool,
+            num_threads,
         ]
 
     def results(self) -> list[int]:

@@ -14,6 +14,7 @@ from specgrammar.trees.tree import HostTree
 
 if TYPE_CHECKING:
     from specgrammar.grammar.session import GrammarSession
+    from specgrammar.grammar.workers import FillWorkers
 
 
 class Draws(NamedTuple):
@@ -41,7 +42,11 @@ class Followed(NamedTuple):
 
 
 def follow_natively(
-    sessions: Mapping[int, GrammarSession], tree: HostTree, status: NDArray[np.int8], draws: Draws
+    sessions: Mapping[int, GrammarSession],
+    tree: HostTree,
+    status: NDArray[np.int8],
+    draws: Draws,
+    workers: FillWorkers | None = None,
 ) -> Iterator[Followed]:
     """Move the grammars that native code can move along the draws.
 
@@ -53,6 +58,7 @@ def follow_natively(
         tree: of the whole batch; valid.
         status: int8 `[num_nodes]`: only drafts that are FREE are gone through.
         draws: see there.
+        workers: threads to share the requests among, where measurement says that it pays.
 
     Yields:
         The requests that were followed; the others are as they were.
@@ -71,12 +77,16 @@ def follow_natively(
     nodes, tokens = np.empty(len(tree.draft_tokens), np.int64), np.empty(len(tree.draft_tokens), np.int64)
     lengths, stuck = np.empty(len(batch.numbers), np.int64), np.empty(len(batch.numbers), np.int64)
     kept = [np.ascontiguousarray(part) for part in (status, *draws)]
-    library.specgrammar_follow(
-        *batch.inputs(),
-        *(address(kept[0]), address(kept[1]), address(kept[2]), kept[2].shape[1], address(kept[3])),
-        *map(address, (nodes, tokens, lengths, stuck)),
-        *batch.results(),
-    )
+
+    def call(num_threads: int = 1, pool: int | None = None) -> None:
+        library.specgrammar_follow(
+            *batch.inputs(num_threads, pool),
+            *(address(kept[0]), address(kept[1]), address(kept[2]), kept[2].shape[1], address(kept[3])),
+            *map(address, (nodes, tokens, lengths, stuck)),
+            *batch.results(),
+        )
+
+    call() if workers is None else workers.run(call, len(batch.numbers), "follow")
     for number, error in batch.failures():
         sessions[number].fail(error)
     all_nodes, all_tokens, starts = nodes.tolist(), tokens.tolist(), tree.cu_nodes.data
@@ -87,5 +97,4 @@ def follow_natively(
             continue
         chosen = all_tokens[first : first + length]
         session.followed(chosen)
-        path = [first + local for local in all_nodes[first : first + length]]
-        yield Followed(number, path, chosen, first + node if node >= 0 else -1)
+        yield Followed(number, all_nodes[first : first + length], chosen, node)

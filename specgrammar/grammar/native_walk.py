@@ -67,9 +67,7 @@ def walk_batch(batch: NativeBatch, rows: MaskRows, num_threads: int = 1, pool: i
     library = core()
     assert library is not None, "a matcher has native calls, so there is native code"
     rows.num_rows = library.specgrammar_walk(
-        *batch.inputs(),
-        pool,
-        num_threads,
+        *batch.inputs(num_threads, pool),
         *(address(rows.bitmask), rows.bitmask.shape[1], address(rows.owners), address(rows.status)),
         *(rows.num_rows, rows.dense),
         *batch.results(),

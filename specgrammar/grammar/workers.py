@@ -40,30 +40,34 @@ class FillWorkers:
         self._pool = NativePool(max_threads or _num_cores())
         self.max_threads: int = self._pool.num_threads
         self._handover_s = self._measure_handover()
-        self._sizes: dict[int, _Size] = {}
+        self._sizes: dict[tuple[str, int], _Size] = {}
 
-    def num_threads(self, num_nodes: int) -> int:
+    def num_threads(self, num_nodes: int, kind: str = "walk") -> int:
         """How many to use for a step of `num_nodes`: the best known, or one that is to be tried.
+
+        Args:
+            num_nodes: what the work grows with, nodes or other units.
+            kind: what the work is; kinds are measured apart.
 
         Never more than could pay if handing over work were all that sharing it costs.
         """
         if self.max_threads == 1:
             return 1
-        size = self._size(num_nodes)
+        size = self._size(num_nodes, kind)
         alone = size.seconds_per_node(1) * num_nodes
         # A clock that was set back may say that work took less than no time.
         could_pay = max(1, 1 + int(alone / (2 * self._handover_s))) if size.tried(1) else 1
         return size.choose(_powers_of_two(min(self.max_threads, could_pay)))
 
-    def run(self, work: Callable[[int, int | None], None], num_nodes: int) -> None:
+    def run(self, work: Callable[[int, int | None], None], num_nodes: int, kind: str = "walk") -> None:
         """Call `work` with a number of threads and the pool that has them; learn from how long it took."""
-        num_threads = self.num_threads(num_nodes)
+        num_threads = self.num_threads(num_nodes, kind)
         begin = time.perf_counter()
         work(num_threads, self._pool.handle)
-        self._size(num_nodes).learn(num_threads, (time.perf_counter() - begin) / max(1, num_nodes))
+        self._size(num_nodes, kind).learn(num_threads, (time.perf_counter() - begin) / max(1, num_nodes))
 
-    def _size(self, num_nodes: int) -> _Size:
-        return self._sizes.setdefault(num_nodes.bit_length(), _Size())
+    def _size(self, num_nodes: int, kind: str = "walk") -> _Size:
+        return self._sizes.setdefault((kind, num_nodes.bit_length()), _Size())
 
     def _measure_handover(self) -> float:
         """Median seconds from waking another thread for nothing to having it done."""

@@ -14,6 +14,38 @@ using specgrammar::Request;
 using specgrammar::Rows;
 using specgrammar::Trees;
 
+namespace {
+
+/* Which requests of a batch a call is about, and how their grammars are moved. */
+struct Requests {
+  int64_t count;
+  const int64_t* numbers;
+  const SpecgrammarCalls* const* calls;
+  void* const* matchers;
+  const int64_t* cu_nodes;
+
+  Request operator[](int64_t i) const {
+    const int64_t first = cu_nodes[numbers[i]];
+    return {calls[i], matchers[i], first, cu_nodes[numbers[i] + 1] - first};
+  }
+};
+
+/* Call `work` for each of `count` requests, on as many threads of the pool as asked, each taking the next one. */
+template <typename Work>
+void for_each(int64_t count, void* pool, int32_t num_threads, const Work& work) {
+  std::atomic<int64_t> next{0};
+  const std::function<void()> take = [&] {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+  };
+  if (pool && num_threads > 1) {
+    static_cast<Pool*>(pool)->run(num_threads, take);
+  } else {
+    take();
+  }
+}
+
+}  // namespace
+
 extern "C" {
 
 /* Raised whenever a signature below changes. */
@@ -34,11 +66,11 @@ void specgrammar_pool_wake(void* pool, int32_t num_threads) {
   static_cast<Pool*>(pool)->run(num_threads, [] {});
 }
 
-/* Every call on a batch begins with its requests, its trees and its vocabulary, and ends with how they ended:
-   numbers[i], calls[i], matchers[i]: which request of the batch it is, and how its grammar is moved.
+/* Every call on a batch begins with its requests, its trees, its vocabulary and its threads, and ends with how they
+   ended: numbers[i], calls[i], matchers[i]: which request of the batch it is, and how its grammar is moved.
    outcomes[i], refused[i], reasons[i * kReasonSize]: how it ended, the token that its matcher refused, why it failed. */
 
-/* Walk some requests of a batch side by side; returns the number of the row behind the last one handed out.
+/* Walk some requests of a batch; returns the number of the row behind the last one handed out.
 
    All nodes of a request that did not end well are dead; its rows belong to nobody, dense ones are all ones. */
 int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const SpecgrammarCalls* const* calls,
@@ -47,28 +79,18 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Spe
                          const int64_t* stop_ids, int64_t num_stop_ids, void* pool, int32_t num_threads,
                          int32_t* words, int64_t num_words, int32_t* owners, int8_t* status, int64_t first_row,
                          int32_t dense, int32_t* outcomes, int64_t* refused, char* reasons) {
+  const Requests requests{num_requests, numbers, calls, matchers, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
   Rows rows{words, num_words, owners, status, {first_row}, dense != 0};
-  std::atomic<int64_t> next{0};
   std::atomic<bool> all_well{true};
-  const std::function<void()> work = [&] {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < num_requests;) {
-      const int64_t first = cu_nodes[numbers[i]];
-      const Request request{calls[i], matchers[i], first, cu_nodes[numbers[i] + 1] - first};
-      const Outcome outcome = walk(request, trees, rows, reasons + i * specgrammar::kReasonSize, refused + i);
-      outcomes[i] = outcome;
-      if (outcome != specgrammar::kWalked) {
-        all_well.store(false, std::memory_order_relaxed);
-        std::fill_n(status + first, request.num_nodes, specgrammar::kPadding);
-        if (dense) std::fill_n(words + first * num_words, request.num_nodes * num_words, -1);
-      }
-    }
-  };
-  if (pool && num_threads > 1) {
-    static_cast<Pool*>(pool)->run(num_threads, work);
-  } else {
-    work();
-  }
+  for_each(num_requests, pool, num_threads, [&](int64_t i) {
+    const Request request = requests[i];
+    outcomes[i] = walk(request, trees, rows, reasons + i * specgrammar::kReasonSize, refused + i);
+    if (outcomes[i] == specgrammar::kWalked) return;
+    all_well.store(false, std::memory_order_relaxed);
+    std::fill_n(status + request.first, request.num_nodes, specgrammar::kPadding);
+    if (dense) std::fill_n(words + request.first * num_words, request.num_nodes * num_words, -1);
+  });
   const int64_t num_rows = rows.num_rows.load();
   if (!all_well.load() && !dense) {
     for (int64_t row = first_row; row < num_rows; ++row) {
@@ -78,7 +100,6 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Spe
   return num_rows;
 }
 
-
 /* Move the matchers of some requests along what the target drew.
 
    status, drawn, best, num_sure: by flat index of the whole batch; see `Draws` and `follow`.
@@ -86,20 +107,20 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Spe
 void specgrammar_follow(int64_t num_requests, const int64_t* numbers, const SpecgrammarCalls* const* calls,
                         void* const* matchers, const int64_t* cu_nodes, const int64_t* draft_tokens,
                         const int64_t* next_token, const int64_t* next_sibling, int64_t vocab_size,
-                        const int64_t* stop_ids, int64_t num_stop_ids, const int8_t* status, const int64_t* drawn,
-                        const int64_t* best, int64_t num_best, const int64_t* num_sure, int64_t* nodes,
-                        int64_t* tokens, int64_t* lengths, int64_t* stuck, int32_t* outcomes, int64_t* /* refused */,
-                        char* reasons) {
+                        const int64_t* stop_ids, int64_t num_stop_ids, void* pool, int32_t num_threads,
+                        const int8_t* status, const int64_t* drawn, const int64_t* best, int64_t num_best,
+                        const int64_t* num_sure, int64_t* nodes, int64_t* tokens, int64_t* lengths, int64_t* stuck,
+                        int32_t* outcomes, int64_t* /* refused */, char* reasons) {
+  const Requests requests{num_requests, numbers, calls, matchers, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
   const specgrammar::Draws draws{drawn, best, num_best, num_sure};
-  for (int64_t i = 0; i < num_requests; ++i) {
-    const int64_t first = cu_nodes[numbers[i]];
-    const Request request{calls[i], matchers[i], first, cu_nodes[numbers[i] + 1] - first};
-    specgrammar::Path path{nodes + first, tokens + first, 0, -1};
+  for_each(num_requests, pool, num_threads, [&](int64_t i) {
+    const Request request = requests[i];
+    specgrammar::Path path{nodes + request.first, tokens + request.first, 0, -1};
     outcomes[i] = follow(request, trees, status, draws, path, reasons + i * specgrammar::kReasonSize);
     lengths[i] = path.length;
     stuck[i] = path.stuck;
-  }
+  });
 }
 
 }  // extern "C"

@@ -36,12 +36,12 @@ class Follower {
         case kFailedToMove:
           return kFailed;
         case kNobodyMoved:
-          path.stuck = node;
+          path.stuck = request_.first + node;
           return kWalked;
         case kMoved:
           break;
       }
-      path.nodes[path.length] = node;
+      path.nodes[path.length] = request_.first + node;
       path.tokens[path.length++] = token;
       node = child_with(node, token);
     }

@@ -18,10 +18,10 @@ struct Draws {
 
 /* Where a request's path goes. */
 struct Path {
-  int64_t* nodes;  /* local, from the root on; as long as the request has nodes */
+  int64_t* nodes;  /* flat, from the root on; as long as the request has nodes */
   int64_t* tokens; /* chosen behind each */
   int64_t length;  /* nodes whose choice the grammar was moved over */
-  int64_t stuck;   /* the node at which somebody else has to go on; -1 where the path has ended */
+  int64_t stuck;   /* the node (flat) at which somebody else has to go on; -1 where the path has ended */
 };
 
 /* Move the matcher along the draws. A draw that is illegal gives way to the next best that is legal. The way stops at a

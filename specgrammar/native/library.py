@@ -21,6 +21,7 @@ _BATCH = [
     *(_INT64, _POINTER, _POINTER, _POINTER),  # requests
     *(_POINTER, _POINTER, _POINTER, _POINTER),  # their trees
     *(_INT64, _POINTER, _INT64),  # their vocabulary
+    *(_POINTER, _INT32),  # threads
 ]
 _RESULTS = [_POINTER, _POINTER, _POINTER]
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
@@ -31,7 +32,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         _INT64,
         [
             *_BATCH,
-            *(_POINTER, _INT32),  # threads
             *(_POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT32),  # the rows
             *_RESULTS,
         ],

@@ -66,7 +66,7 @@ class LazyMasking:
             logits, num_rows = self._mask_the_others(step, tree, guarded, status)
         capacity = tree.num_nodes if step.want_logprobs else tree.bs
         with span("accept"), SecondDraws(parts, capacity, tree.num_nodes, logits) as second:
-            walk = self.walk_type(tree, logits, status, step, guarded, second)
+            walk = self.walk_type(tree, logits, status, step, guarded, second, parts.workers)
             walk.run()
             paths = walk.paths()
         return Verified(Outcome(lambda: paths), True, status, num_rows + second.num_rows, walk.num_cut)

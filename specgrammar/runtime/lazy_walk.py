@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from specgrammar.grammar.native_follow import Draws, follow_natively
 from specgrammar.grammar.session import refuses
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.target import AcceptedPaths
 from specgrammar.runtime.masking import LaunchedStep
@@ -64,6 +65,7 @@ class LazyWalk:
         step: LaunchedStep,
         guarded: Sequence[bool],
         second: SecondDraws,
+        workers: FillWorkers | None,
     ) -> None:
         """Draw what is drawn at once.
 
@@ -74,11 +76,12 @@ class LazyWalk:
             step: the sessions, the sampling parameters, and whether log-probabilities are wanted.
             guarded: for each request, whether the grammar is asked; the others' rows are masked.
             second: fills rows and brings them to the logits.
+            workers: threads to share the requests among, where measurement says that it pays.
         """
         starts = node_starts(tree.cu_nodes)
         self.num_cut: int = 0
         self._tree, self._logits, self._second, self._step = tree, logits, second, step
-        self._status = status
+        self._status, self._workers = status, workers
         self._roots: list[int] = tree.cu_nodes[:-1].tolist()
         self._tokens = np.where(status >= _ENDED, tree.draft_tokens, -1).data
         self._first_child = flat_links(tree.retrieve_next_token, starts).data
@@ -131,7 +134,7 @@ class LazyWalk:
         sessions = self._step.sessions
         guarded = {request: sessions[request] for request in at if self._guarded[request]}
         draws = Draws(self._drawn, self._best, self._num_sure)
-        for followed in follow_natively(guarded, self._tree, self._status, draws):
+        for followed in follow_natively(guarded, self._tree, self._status, draws, self._workers):
             at[followed.number] = followed.stuck
             self._paths[followed.number] = Path(followed.nodes, followed.tokens)
         return at

@@ -247,8 +247,8 @@ class ThreeThreads(FillWorkers):
     def __init__(self) -> None:
         super().__init__(3)
 
-    def num_threads(self, num_nodes: int) -> int:
-        return min(3, num_nodes)
+    def num_threads(self, *_: object) -> int:
+        return 3
 
 
 THREE_THREADS = ThreeThreads()

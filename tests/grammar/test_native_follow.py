@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.native_follow import Draws, Followed, follow_natively
 from specgrammar.grammar.session import GrammarSession
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec, NodeStatus
 from specgrammar.runtime.lazy import open_status
 from specgrammar.testing.reference import ReferenceBackend
 from specgrammar.testing.toys import GRAMMARS, SPECIAL, STOP, VOCABULARY
 from specgrammar.trees.tree import HostTree
 from tests.called_back import CalledBack
-from tests.grammar.test_build import toy_trees
+from tests.grammar.test_build import THREE_THREADS, toy_trees
 from tests.toys import matcher, row_of
 
 TOKENS = [0, 1, 2, 3, 0, 1, 2, 4, 12, STOP, SPECIAL, VOCABULARY.vocab_size, -1]
@@ -72,15 +73,17 @@ def one_by_one(
         node = first + child
 
 
-@given(toy_trees(), st.sampled_from(GRAMMARS), st.integers(0, 2**31))
-def test_it_goes_where_moves_one_by_one_go(tree: HostTree, spec: GrammarSpec, seed: int) -> None:
+@given(toy_trees(), st.sampled_from(GRAMMARS), st.integers(0, 2**31), st.sampled_from([None, THREE_THREADS]))
+def test_it_goes_where_moves_one_by_one_go(
+    tree: HostTree, spec: GrammarSpec, seed: int, workers: FillWorkers | None
+) -> None:
     sessions = {
         request: GrammarSession(VOCABULARY, matcher("xgrammar", spec) if request % 2 else called_back(spec))
         for request in range(tree.bs)
     }
     status = open_status(tree, list(sessions.values()), VOCABULARY)
     draws = draws_of(tree.num_nodes, seed)
-    followed = {each.number: each for each in follow_natively(sessions, tree, status, draws)}
+    followed = {each.number: each for each in follow_natively(sessions, tree, status, draws, workers)}
     assert followed.keys() == sessions.keys()
     for request, session in sessions.items():
         mover = matcher("xgrammar", spec)

@@ -123,7 +123,7 @@ def waiting(
 class Always(FillWorkers):
     """As many threads as there are."""
 
-    def num_threads(self, num_nodes: int) -> int:  # noqa: ARG002
+    def num_threads(self, *_: object) -> int:
         return self.max_threads
 
 
