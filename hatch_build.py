@@ -19,6 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _HEADERS = "specgrammar/native"
 _LIBRARIES = {
     "specgrammar/native/libspecgrammar.so": "specgrammar/native/*.cpp",
+    "backends/specgrammar_llguidance/libspecgrammar_llguidance.so": "backends/specgrammar_llguidance/*.cpp",
     "backends/specgrammar_xgrammar/libspecgrammar_xgrammar.so": "backends/specgrammar_xgrammar/*.cpp",
 }
 # Linked into them, since the machine that runs a wheel may have an older one.

@@ -12,6 +12,7 @@ from specgrammar.grammar.native import BitmaskGuard, check_vocabulary, one_line
 from specgrammar.language.frontend import rules_of
 from specgrammar.language.source import check_source, grammar_syntax
 from specgrammar.protocols.grammar import BackendFacts, CompiledGrammar, GrammarSpec, Vocabulary
+from specgrammar_llguidance.calls import NativeTable
 from specgrammar_llguidance.facts import FACTS
 from specgrammar_llguidance.lark import check_lark, to_lark
 from specgrammar_llguidance.lexemes import with_lexemes
@@ -78,6 +79,7 @@ class LLGuidanceBackend:
             slices=_SLICES,
         )
         self._guard: BitmaskGuard[int] = BitmaskGuard(vocabulary, lambda bitmask: bitmask.ctypes.data)
+        self._table = NativeTable(vocabulary.vocab_size, vocabulary.num_words)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -104,4 +106,4 @@ class LLGuidanceBackend:
             raise MatcherError(
                 f"llguidance: the grammar was compiled by another backend ({type(compiled).__name__})"
             )
-        return LLGuidanceMatcher(compiled.template, self._guard, self._vocabulary)
+        return LLGuidanceMatcher(compiled.template, self._guard, self._vocabulary, self._table)

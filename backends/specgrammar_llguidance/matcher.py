@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from specgrammar.errors import DeadEndError, MatcherError
+from specgrammar.errors import MatcherError
 from specgrammar.grammar.native import (
     BitmaskGuard,
     check_filled,
     check_rollback,
     check_row,
-    dead_end,
     ended,
     one_line,
 )
-from specgrammar.protocols.abilities import WalkCalls
+from specgrammar.protocols.abilities import NativeCalls, WalkCalls
 from specgrammar.protocols.grammar import Vocabulary
+from specgrammar_llguidance.calls import MatcherState, NativeTable
 
 
 class LLGuidanceMatcher:
@@ -45,28 +46,34 @@ class LLGuidanceMatcher:
 
     A fill that fails (no token fits, or a limit is hit) poisons as well. The matcher is made again, and from
     then on copies fill and take the poison: they cost 0.03 us a token of the history, making it again 1 us.
+
+    `calls.cpp` does what `walk_calls` do, on the same state, and calls the methods here where something fails.
     """
 
-    def __init__(self, template: LLMatcher, guard: BitmaskGuard[int], vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, template: LLMatcher, guard: BitmaskGuard[int], vocabulary: Vocabulary, table: NativeTable
+    ) -> None:
         """Start at the beginning of a grammar.
 
         Args:
             template: a native matcher that nobody moves.
             guard: shared by all matchers of the vocabulary; its handles are addresses.
             vocabulary: what its ids mean.
+            table: how native code moves matchers of this vocabulary.
         """
         self._template = template
-        self._native = template.deep_copy()
         self._guard = guard
         self._vocabulary = vocabulary
         self._vocab_size = vocabulary.vocab_size
         self._row_bytes = 4 * vocabulary.num_words
         self._stop_ids = frozenset(vocabulary.stop_ids)
-        self._tokens: list[int] = []
         self._finished = False
-        self._mask_depth = 0
-        self._by_copies = False
         self._unread = np.empty(vocabulary.num_words, np.int32)
+        self._state = MatcherState(id(self), template.deep_copy(), [], self._unread.ctypes.data)
+        self._table = table
+        self._native_calls = (
+            None if table.address is None else NativeCalls(table.address, ctypes.addressof(self._state))
+        )
 
     @property
     def finished(self) -> bool:
@@ -78,15 +85,15 @@ class LLGuidanceMatcher:
         if self._finished or not 0 <= token < self._vocab_size:
             return False
         if token in self._stop_ids:
-            self._finished = self._native.is_accepting()
+            self._finished = self._state.native.is_accepting()
             if not self._finished:
                 return False
         else:
             self._before_a_turn()
-            if not self._native.try_consume_tokens([token]):
+            if not self._state.native.try_consume_tokens([token]):
                 self._raise_if_poisoned()
                 return False
-        self._tokens.append(token)
+        self._state.tokens.append(token)
         return True
 
     def accept_prefix(self, tokens: Sequence[int]) -> int:
@@ -101,8 +108,8 @@ class LLGuidanceMatcher:
         num_accepted = 0
         if text:
             self._before_a_turn()
-            num_accepted = self._native.try_consume_tokens(text)
-        self._tokens += text[:num_accepted]
+            num_accepted = self._state.native.try_consume_tokens(text)
+        self._state.tokens += text[:num_accepted]
         if num_accepted < len(text):
             self._raise_if_poisoned()
         elif num_accepted < len(tokens) and self.accept(tokens[num_accepted]):
@@ -111,13 +118,13 @@ class LLGuidanceMatcher:
 
     def rollback(self, num_tokens: int) -> None:
         """See `GrammarMatcher.rollback`."""
-        check_rollback(num_tokens, len(self._tokens))
+        check_rollback(num_tokens, len(self._state.tokens))
         if not num_tokens:
             return
         num_text_tokens = num_tokens - self._finished
-        if num_text_tokens and not self._native.rollback(num_text_tokens):
-            raise MatcherError(f"llguidance: {one_line(self._native.get_error())}")
-        del self._tokens[-num_tokens:]
+        if num_text_tokens and not self._state.native.rollback(num_text_tokens):
+            raise MatcherError(f"llguidance: {one_line(self._state.native.get_error())}")
+        del self._state.tokens[-num_tokens:]
         self._finished = False
 
     def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> None:
@@ -126,8 +133,7 @@ class LLGuidanceMatcher:
         check_row(bitmask, row)
         if self._finished:
             raise ended(bitmask, row)
-        if cause := self._compute_mask(address + row * self._row_bytes):
-            raise _failure(cause, bitmask, row)
+        self._fill_row(address + row * self._row_bytes)
         check_filled(bitmask, row)
 
     def walk_calls(self, bitmask: NDArray[np.int32]) -> WalkCalls:
@@ -135,81 +141,86 @@ class LLGuidanceMatcher:
         address, width = self._guard.handle(bitmask), self._row_bytes
         if self._finished:
             raise MatcherError("the sequence has ended: nothing is legal behind a stop token")
-        tokens = self._tokens
+        tokens = self._state.tokens
 
         def accept(token: int) -> None:
             self._before_a_turn()
-            if not self._native.try_consume_tokens([token]):
-                cause = one_line(self._native.get_error())
+            if not self._state.native.try_consume_tokens([token]):
+                cause = one_line(self._state.native.get_error())
                 raise MatcherError(f"llguidance: token id {token} is refused: {cause}")
             tokens.append(token)
 
         def fill(row: int) -> None:
-            if cause := self._compute_mask(address + row * width):
-                error = _failure(cause, bitmask, row)
-                if not isinstance(error, DeadEndError):  # the row is all zero then, and a walk looks at it
-                    raise error
+            self._fill_row(address + row * width)
 
         def rollback(num_tokens: int) -> None:
             del tokens[-num_tokens:]
-            if not self._native.rollback(num_tokens):
+            if not self._state.native.rollback(num_tokens):
                 self._replay()  # a limit poisoned it while it accepted, which has ended the walk
 
         return WalkCalls(accept, fill, rollback)
 
+    def native_calls(self) -> NativeCalls | None:
+        """See `SupportsNativeCalls`."""
+        return None if self._finished else self._native_calls
+
+    def native_moved(self, tokens: Sequence[int]) -> None:
+        """See `SupportsNativeCalls`; they are counted when they are accepted."""
+
     def forced_text(self) -> bytes:
         """See `SupportsForcedTokens`; a copy is asked, since llguidance moves its parser over what it finds."""
-        if self._finished or self._native.is_accepting():
+        if self._finished or self._state.native.is_accepting():
             return b""
-        asked = self._native.deep_copy()
+        asked = self._state.native.deep_copy()
         text = asked.compute_ff_bytes()
         if asked.is_error():
             raise MatcherError(f"llguidance: {one_line(asked.get_error())}")
         return text
 
+    def _fill_row(self, address: int) -> None:
+        """Write the row of this place; all zero at a dead end, and where it raises."""
+        if cause := self._compute_mask(address):
+            ctypes.memset(address, 0, self._row_bytes)
+            if not cause.startswith("NoExtension"):
+                raise MatcherError(f"llguidance: {cause}")
+
     def _compute_mask(self, address: int) -> str:
         """Write the row of this place; the cause where that failed, the stop tokens being written as legal."""
-        filler = self._native.deep_copy() if self._by_copies else self._native
+        filler = self._state.native.deep_copy() if self._state.by_copies else self._state.native
         filler.unsafe_compute_mask_ptr(address, self._row_bytes)
         if filler.is_error():
-            if not self._by_copies:
-                self._by_copies = True
+            if not self._state.by_copies:
+                self._state.by_copies = True
                 self._replay()
             return one_line(filler.get_error())
-        if not self._by_copies:
-            self._mask_depth = len(self._tokens)
+        if not self._state.by_copies:
+            self._state.mask_depth = len(self._state.tokens)
         return ""
 
     def _before_a_turn(self) -> None:
         """Call before an accept; see the class."""
-        if self._mask_depth > len(self._tokens):
-            self._compute_mask(self._unread.ctypes.data)
+        if self._state.mask_depth > len(self._state.tokens):
+            self._compute_mask(self._state.unread_row)
 
     def _raise_if_poisoned(self) -> None:
-        if self._native.is_error():
-            cause = one_line(self._native.get_error())
+        if self._state.native.is_error():
+            cause = one_line(self._state.native.get_error())
             self._replay()
             raise MatcherError(f"llguidance: {cause}")
 
     def _replay(self) -> None:
-        self._native = self._template.deep_copy()
-        self._mask_depth = 0
-        text = self._tokens[: len(self._tokens) - self._finished]
-        if text and self._native.try_consume_tokens(text) < len(text):
-            raise MatcherError(f"llguidance: lost its state: {one_line(self._native.get_error())}")
+        self._state.native = self._template.deep_copy()
+        self._state.mask_depth = 0
+        text = self._state.tokens[: len(self._state.tokens) - self._finished]
+        if text and self._state.native.try_consume_tokens(text) < len(text):
+            raise MatcherError(f"llguidance: lost its state: {one_line(self._state.native.get_error())}")
 
     def fork(self) -> LLGuidanceMatcher:
         """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""
-        copy = LLGuidanceMatcher(self._template, self._guard, self._vocabulary)
-        copy._native = self._native.deep_copy()
-        copy._tokens = self._tokens.copy()
+        copy = LLGuidanceMatcher(self._template, self._guard, self._vocabulary, self._table)
+        copy._state.native = self._state.native.deep_copy()
+        copy._state.tokens = self._state.tokens.copy()
         copy._finished = self._finished
-        copy._mask_depth = self._mask_depth
-        copy._by_copies = self._by_copies
+        copy._state.mask_depth = self._state.mask_depth
+        copy._state.by_copies = self._state.by_copies
         return copy
-
-
-def _failure(cause: str, bitmask: NDArray[np.int32], row: int) -> DeadEndError | MatcherError:
-    """Clear the row of a fill that failed, and make the error."""
-    bitmask[row] = 0
-    return dead_end() if cause.startswith("NoExtension") else MatcherError(f"llguidance: {cause}")

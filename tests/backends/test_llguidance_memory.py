@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,10 @@ from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from specgrammar.errors import DeadEndError, GrammarCompileError, MatcherError
+from specgrammar.native.library import why_no_core
 from specgrammar.protocols.abilities import WalkCalls
 from specgrammar.protocols.grammar import GrammarBackend, GrammarSpec, Vocabulary
+from specgrammar.testing.checks.calls_table import CallsTable
 from specgrammar_llguidance import LLGuidanceBackend
 from specgrammar_llguidance.backend import LLGuidanceCompiled
 from specgrammar_llguidance.lark import HEADER
@@ -39,6 +43,33 @@ specs = st.one_of(
     st.just(GrammarSpec("json_object")),
 )
 walks = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+CallsOver = Callable[[LLGuidanceMatcher, NDArray[np.int32]], WalkCalls]
+
+
+def native_calls(matcher: LLGuidanceMatcher, bitmask: NDArray[np.int32]) -> WalkCalls:
+    """Its table for native code as the calls of a walk."""
+    native = matcher.native_calls()
+    if native is None:
+        pytest.skip(why_no_core())
+    table = CallsTable.from_address(native.calls)
+
+    def call(function: Callable[..., int], argument: int, expected: int = 0) -> None:
+        assert function(*native, argument) == expected
+        ctypes.pythonapi.PyErr_Occurred.restype = ctypes.c_void_p
+        assert ctypes.pythonapi.PyErr_Occurred() is None
+
+    return WalkCalls(
+        lambda token: call(table.accept, token, 1),
+        lambda row: call(table.fill, bitmask[row].ctypes.data),
+        lambda num_tokens: call(table.rollback, num_tokens),
+    )
+
+
+both_ways = pytest.mark.parametrize(
+    "calls_over", [LLGuidanceMatcher.walk_calls, native_calls], ids=["python", "native"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -127,16 +158,17 @@ def test_rows_are_those_of_a_fresh_replay(
     assert legal(matcher, vocabulary) == places.legal(tokens)
 
 
+@both_ways
 @walks
 @given(spec=specs, data=st.data())
 def test_walks_over_trees_and_steps_between_them(
-    llguidance: LLGuidanceBackend, spec: GrammarSpec, data: st.DataObject
+    llguidance: LLGuidanceBackend, calls_over: CallsOver, spec: GrammarSpec, data: st.DataObject
 ) -> None:
     vocabulary, places = llguidance.vocabulary, Places(llguidance, spec)
     matcher, tokens = places.matcher(), list[int]()
     bitmask = np.zeros((2, vocabulary.num_words), np.int32)
     for _ in range(3):
-        calls, root = matcher.walk_calls(bitmask), len(tokens)
+        calls, root = calls_over(matcher, bitmask), len(tokens)
         for _ in range(data.draw(st.integers(0, 20))):
             calls.fill(1)
             choices = places.legal(tokens)
@@ -159,8 +191,9 @@ def test_walks_over_trees_and_steps_between_them(
             break
 
 
+@both_ways
 @pytest.mark.parametrize("source", _CONFUSABLE)
-def test_siblings_that_look_alike(llguidance: LLGuidanceBackend, source: str) -> None:
+def test_siblings_that_look_alike(llguidance: LLGuidanceBackend, calls_over: CallsOver, source: str) -> None:
     """Bushy trees along random texts: without the fills before turns some rows of the first two are wrong."""
     vocabulary, places = llguidance.vocabulary, Places(llguidance, GrammarSpec.grammar(source))
     bitmask = np.zeros((1, vocabulary.num_words), np.int32)
@@ -178,7 +211,7 @@ def test_siblings_that_look_alike(llguidance: LLGuidanceBackend, source: str) ->
     for _ in range(30):
         matcher, tokens = places.matcher(), list[int]()
         for _ in range(8):
-            visit(matcher.walk_calls(bitmask), tokens, 3)
+            visit(calls_over(matcher, bitmask), tokens, 3)
             choices = [token for token in places.legal(tokens) if token not in vocabulary.stop_ids]
             if not choices:
                 break
@@ -209,10 +242,13 @@ class Counting:
         return getattr(self.native, name)
 
 
-def test_a_chain_is_neither_copied_nor_filled_twice(llguidance: LLGuidanceBackend) -> None:
+@both_ways
+def test_a_chain_is_neither_copied_nor_filled_twice(
+    llguidance: LLGuidanceBackend, calls_over: CallsOver
+) -> None:
     matcher = Places(llguidance, GrammarSpec("json_object")).matcher()
-    native = matcher._native = Counting(matcher._native)  # type: ignore[assignment]  # it stands in for one
-    calls = matcher.walk_calls(np.zeros((8, llguidance.vocabulary.num_words), np.int32))
+    native = matcher._state.native = Counting(matcher._state.native)  # type: ignore[assignment]  # it stands in for one
+    calls = calls_over(matcher, np.zeros((8, llguidance.vocabulary.num_words), np.int32))
     tokens = [llguidance.vocabulary.tokens.index(text) for text in (b"{", b'"', b"a", b"b")]
     for _ in range(3):
         calls.fill(0)
@@ -224,10 +260,11 @@ def test_a_chain_is_neither_copied_nor_filled_twice(llguidance: LLGuidanceBacken
     assert native.calls["unsafe_compute_mask_ptr"] == 3 * (1 + len(tokens))
 
 
-def test_siblings_cost_one_more_fill_each(llguidance: LLGuidanceBackend) -> None:
+@both_ways
+def test_siblings_cost_one_more_fill_each(llguidance: LLGuidanceBackend, calls_over: CallsOver) -> None:
     matcher = Places(llguidance, GrammarSpec("regex", "[abc]*")).matcher()
-    native = matcher._native = Counting(matcher._native)  # type: ignore[assignment]  # it stands in for one
-    calls = matcher.walk_calls(np.zeros((4, llguidance.vocabulary.num_words), np.int32))
+    native = matcher._state.native = Counting(matcher._state.native)  # type: ignore[assignment]  # it stands in for one
+    calls = calls_over(matcher, np.zeros((4, llguidance.vocabulary.num_words), np.int32))
     a, b, c = (llguidance.vocabulary.tokens.index(text) for text in (b"a", b"b", b"c"))
     calls.accept(a)  # nothing was filled below: nothing to cure
     calls.rollback(1)
@@ -240,14 +277,15 @@ def test_siblings_cost_one_more_fill_each(llguidance: LLGuidanceBackend) -> None
     assert native.calls["deep_copy"] == 0
 
 
-def test_a_walk_goes_on_behind_a_dead_end(llguidance: LLGuidanceBackend) -> None:
+@both_ways
+def test_a_walk_goes_on_behind_a_dead_end(llguidance: LLGuidanceBackend, calls_over: CallsOver) -> None:
     """No token has a "z", so nothing is legal behind "ab"."""
     vocabulary = llguidance.vocabulary
     a, b = map(vocabulary.tokens.index, (b"a", b"b"))
     matcher = Places(llguidance, GrammarSpec("choice", json.dumps(["aabz", "aba", "ba"]))).matcher()
     assert matcher.accept(a)
     bitmask = np.full((1, vocabulary.num_words), -1, np.int32)
-    calls = matcher.walk_calls(bitmask)
+    calls = calls_over(matcher, bitmask)
     for _ in range(2):
         calls.accept(a)
         calls.accept(b)
