@@ -123,7 +123,7 @@ def waiting(
 class Always(FillWorkers):
     """As many threads as there are."""
 
-    def num_threads(self, *_: object) -> int:
+    def num_threads(self, num_nodes: int, kind: str = "walk") -> int:  # noqa: ARG002
         return self.max_threads
 
 

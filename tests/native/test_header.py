@@ -37,5 +37,5 @@ def test_the_table_is_laid_out_as_python_reads_it(tmp_path: Path, language: str)
     flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", f"-I{FOLDER}", "-x", language, "-", "-o", str(program)]
     subprocess.run(["g++", *flags], input=PROGRAM, text=True, check=True)
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
-    fields = [getattr(CallsTable, name).offset for name, _ in CallsTable._fields_]
+    fields = [getattr(CallsTable, field[0]).offset for field in CallsTable._fields_]
     assert [int(number) for number in printed.split()] == [ctypes.sizeof(CallsTable), *fields]

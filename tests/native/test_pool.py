@@ -114,7 +114,7 @@ def test_many_threads_walk_with_one_pool() -> None:
 
 
 FORK = """
-import gc, os, threading
+import gc, os, signal, threading
 from tests.native.walks import Always, session, sessions, walked
 from tests.native.test_pool import KINDS, TREE
 from tests.called_back import CalledBack
@@ -141,8 +141,9 @@ if IN_USE:
     inside.wait()
 child = os.fork()
 if not child:
+    signal.alarm(30)  # it ends, whatever hangs
     ok = all(walked(sessions(KINDS), TREE, workers=workers) == expected for _ in range(3))
-    del workers
+    del workers, holder
     gc.collect()
     ok = ok and walked(sessions(KINDS), TREE, workers=Always(3)) == expected
     os._exit(0 if ok else 3)

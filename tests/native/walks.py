@@ -29,7 +29,7 @@ GUARD = 0x77777777
 class Always(FillWorkers):
     """As many threads as there are, for every step."""
 
-    def num_threads(self, *_: object) -> int:
+    def num_threads(self, num_nodes: int, kind: str = "walk") -> int:  # noqa: ARG002
         return self.max_threads
 
 

@@ -40,7 +40,7 @@ class BothThreads(FillWorkers):
         """Start the pool."""
         super().__init__(2)
 
-    def num_threads(self, num_nodes: int) -> int:  # noqa: ARG002
+    def num_threads(self, num_nodes: int, kind: str = "walk") -> int:  # noqa: ARG002
         """All that there are."""
         return self.max_threads
 
