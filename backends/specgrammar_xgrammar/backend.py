@@ -138,7 +138,7 @@ class XGrammarBackend:
                 return True
             counts = _has_keyword(spec, "minProperties") or _has_keyword(spec, "maxProperties")
             return len(spec.source) > (_LONGEST_COUNTED if counts else _LONGEST_NATIVE)
-        length = len(to_ebnf(rules_of(spec, self.facts)[0]))
+        length = len(to_ebnf(rules_of(spec, self.facts)[0], reach=0))  # variants add a bounded factor
         product, longest = _QUICK_PATTERN if spec.kind == "regex" or _has_keyword(spec, "pattern") else _QUICK
         return length > longest or length * self._vocabulary.vocab_size > product
 

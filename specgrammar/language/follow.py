@@ -50,9 +50,14 @@ class Follow:
                 self._join(self._end[name], after)
                 return self._begin[name]
             case Seq(items) if has_parts(node):
+                text: tuple[Node, ...] = ()
                 for item in reversed(items):
-                    after = self._walk(item, after)
-                return after
+                    if has_parts(item):
+                        after = self._walk(item, self._read(Seq(text), after) if text else after)
+                        text = ()
+                    else:
+                        text = (item, *text)
+                return self._read(Seq(text), after) if text else after
             case Alt(items) if has_parts(node):
                 before = self._point()
                 for item in items:
