@@ -193,6 +193,8 @@ void reason(const SpecgrammarCalls*, void*, char* text, int64_t size) {
 
 extern "C" {
 
+int32_t specgrammar_llguidance_version() { return SPECGRAMMAR_NATIVE_VERSION; }
+
 /* A table for one vocabulary; its matchers are the addresses of a `State`. */
 SpecgrammarCalls* specgrammar_llguidance_calls(int64_t vocab_size, int64_t num_words) {
   const Gil gil;

@@ -97,6 +97,8 @@ void reason(const SpecgrammarCalls*, void*, char* text, int64_t size) {
 
 extern "C" {
 
+int32_t specgrammar_xgrammar_version() { return SPECGRAMMAR_NATIVE_VERSION; }
+
 /* A table for one vocabulary. The functions are handles of xgrammar's methods, `is_text` has 1 for each id that stands
    for text; both have to outlive the table. */
 SpecgrammarCalls* specgrammar_xgrammar_calls(void* accept_token, void* fill_next_token_bitmask, void* rollback_,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,13 @@ def _library() -> ctypes.CDLL | None:
 @cache
 def _methods() -> tuple[int, ...]:
     """The functions behind xgrammar's methods, which live as long as the process."""
-    handle_type: Any = xgrammar.base._core.GrammarMatcher
+    base: Any = xgrammar.base
+    handle_type: Any = base._core.GrammarMatcher
     functions = {method.name: method.func for method in handle_type.__tvm_ffi_type_info__.methods}
     missing = [name for name in _METHODS if name not in functions]
     if missing:
         raise ConfigError(
-            f"xgrammar {xgrammar.__version__} has no {', '.join(missing)}; install the version that "
+            f"xgrammar {version('xgrammar')} has no {', '.join(missing)}; install the version that "
             f"specgrammar asks for, or set {SWITCH}=0"
         )
     return tuple(functions[name].__chandle__() for name in _METHODS)

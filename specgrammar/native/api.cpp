@@ -48,8 +48,7 @@ void for_each(int64_t count, void* pool, int32_t num_threads, const Work& work) 
 
 extern "C" {
 
-/* Raised whenever a signature below changes. */
-int32_t specgrammar_version() { return 1; }
+int32_t specgrammar_version() { return SPECGRAMMAR_NATIVE_VERSION; }
 
 void* specgrammar_pool_new(int32_t num_threads) {
   try {

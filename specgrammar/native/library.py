@@ -9,8 +9,8 @@ from pathlib import Path
 
 from specgrammar.errors import ConfigError
 
-_VERSION = 1
-"""Of the signatures below, and of `matcher_calls.h`."""
+_VERSION = 2
+"""`SPECGRAMMAR_NATIVE_VERSION`: raised whenever a signature changes."""
 SWITCH = "SPECGRAMMAR_NATIVE"
 """Environment variable: `0` walks grammars by Python although native libraries are there."""
 REASON_SIZE = 400
@@ -54,12 +54,6 @@ def core() -> ctypes.CDLL | None:
     library = load(Path(__file__).with_name("libspecgrammar.so"))
     if library is None:
         return None
-    version: int = library.specgrammar_version()
-    if version != _VERSION:
-        raise ConfigError(
-            f"the native library is of version {version}, this code needs {_VERSION}; install the package "
-            "again, or run `make native` in a checkout"
-        )
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -78,14 +72,26 @@ def why_no_core() -> str:
 def load(path: Path) -> ctypes.CDLL | None:
     """A library that was compiled with the package; None where there is none, or where it is switched off.
 
-    Raises ConfigError where it is there and cannot be loaded.
+    Args:
+        path: `libNAME.so`, which has a function `NAME_version`.
+
+    Raises:
+        ConfigError: it is there and cannot be loaded, or it is of another version.
     """
     if os.environ.get(SWITCH) == "0" or not path.exists():
         return None
     try:
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ConfigError(
             f"the native library {path.name} cannot be loaded: {error}; install the package again, or set "
             f"{SWITCH}=0 to do without"
         ) from error
+    name = f"{path.stem.removeprefix('lib')}_version"
+    version: int = getattr(library, name)() if hasattr(library, name) else 0
+    if version != _VERSION:
+        raise ConfigError(
+            f"the native library {path.name} is of version {version}, this code needs {_VERSION}; install the "
+            "package again, or run `make native` in a checkout"
+        )
+    return library

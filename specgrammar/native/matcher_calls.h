@@ -7,6 +7,9 @@
 
 #include <stdint.h>
 
+/* Of this table, and of what Python calls in the libraries that come with it. */
+#define SPECGRAMMAR_NATIVE_VERSION 2
+
 #ifdef __cplusplus
 extern "C" {
 #endif

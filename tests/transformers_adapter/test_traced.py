@@ -19,7 +19,8 @@ def traced(model: PreTrainedModel) -> TracedForward | None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_shapes_that_were_not_recorded_give_what_the_model_gives(dtype: torch.dtype, attention: str) -> None:
-    model = tiny_model(attention=attention).to(dtype)
+    model: Any = tiny_model(attention=attention)
+    model.to(dtype)
     recording = traced(model)
     assert recording is not None
     with torch.no_grad():
