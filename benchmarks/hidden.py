@@ -37,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="for the recordings (default: %(default)s)",
     )
     add("--repeats", metavar="N", type=int, default=10, help="recordings of a device (default: %(default)s)")
-    add("--turn", metavar="N", type=int, default=1, help="steps of a device at a time (default: %(default)s)")
+    add("--turn", metavar="N", type=int, default=10, help="steps of a device at a time (default: %(default)s)")
     add("--prompts", metavar="N", type=int, default=8, help="BFCL's first entries (default: %(default)s)")
     add("--batch-size", metavar="N", type=int, default=4, help="requests in a step (default: %(default)s)")
     add(

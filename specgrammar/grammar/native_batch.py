@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -54,9 +55,9 @@ class NativeBatch:
         """
         tree, vocabulary = self._tree, self._vocabulary
         num_requests = len(self.numbers)
-        self._outcomes = np.zeros(num_requests, np.int32)
-        self._refused = np.empty(num_requests, np.int64)
-        self._reasons = np.empty((num_requests, REASON_SIZE), np.uint8)
+        self._outcomes = array("i", bytes(4 * num_requests))
+        self._refused = array("q", bytes(8 * num_requests))
+        self._reasons = np.empty(num_requests * REASON_SIZE, np.uint8)
         self._stop_ids = array("q", vocabulary.stop_ids)
         self._trees = [
             np.ascontiguousarray(part)
@@ -74,22 +75,27 @@ class NativeBatch:
 
     def results(self) -> list[int]:
         """The arguments that every call ends with: how each request ended."""
-        return [address(self._outcomes), address(self._refused), address(self._reasons)]
+        return [self._outcomes.buffer_info()[0], self._refused.buffer_info()[0], address(self._reasons)]
 
     def failures(self) -> Iterator[tuple[int, RequestError]]:
         """The requests that failed, each with its reason."""
-        for index in np.flatnonzero(self._outcomes != _WALKED).tolist():
-            yield self.numbers[index], self._error(index)
+        if any(self._outcomes):
+            for index, outcome in enumerate(self._outcomes):
+                if outcome != _WALKED:
+                    yield self.numbers[index], self._error(index)
 
     def _error(self, index: int) -> RequestError:
         if self._outcomes[index] == _NOTHING_LEGAL:
             return nothing_legal()
         if self._outcomes[index] == _REFUSED:
-            return refuses_its_own(int(self._refused[index]))
-        reason = self._reasons[index].tobytes().split(b"\0", 1)[0].decode(errors="replace")
+            return refuses_its_own(self._refused[index])
+        text = self._reasons[index * REASON_SIZE : (index + 1) * REASON_SIZE].tobytes()
+        reason = text.split(b"\0", 1)[0].decode(errors="replace")
         return MatcherError(f"the grammar backend failed in native code: {reason}")
 
 
 def address(values: NDArray[Any]) -> int:
     """Where a C-contiguous array lies; the caller keeps it alive."""
+    if values.flags.writeable and values.size:  # in a fourth of the time that NumPy takes to tell
+        return ctypes.addressof(ctypes.c_char.from_buffer(values.data))
     return int(values.ctypes.data)
