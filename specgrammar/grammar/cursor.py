@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
@@ -23,6 +23,7 @@ class Cursor:
 
     Attributes:
         engaged: whether the grammar restricts what comes next.
+        native_calls: tells how native code moves the matcher; None where only Python can.
         gate_state: where the gate stands while it is not engaged.
     """
 
@@ -40,6 +41,9 @@ class Cursor:
         self.matcher = matcher
         self.walk_calls: CallsOver = calls_of(matcher)
         self._native: SupportsNativeCalls | None = matcher if isinstance(matcher, SupportsNativeCalls) else None
+        self.native_calls: Callable[[], NativeCalls | None] = (
+            _none if self._native is None else self._native.native_calls
+        )
         self._forcing: SupportsForcedTokens | None = (
             matcher if isinstance(matcher, SupportsForcedTokens) else None
         )
@@ -91,10 +95,6 @@ class Cursor:
                 self._num_accepted += 1
                 return index
         return -1
-
-    def native_calls(self) -> NativeCalls | None:
-        """How native code moves the matcher; None where only Python can."""
-        return None if self._native is None else self._native.native_calls()
 
     def moved(self, tokens: Sequence[int]) -> None:
         """Native code moved the matcher over some tokens."""
@@ -168,3 +168,7 @@ class Cursor:
         num_accepted = self.matcher.accept_prefix(tokens)
         self._num_accepted += num_accepted
         return num_accepted
+
+
+def _none() -> None:
+    """For a matcher that only Python can move."""

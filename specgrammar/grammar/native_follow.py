@@ -78,13 +78,14 @@ def follow_natively(
     lengths, stuck = np.empty(len(batch.numbers), np.int64), np.empty(len(batch.numbers), np.int64)
     kept = [np.ascontiguousarray(part) for part in (status, *draws)]
 
-    def call(num_threads: int = 1, pool: int | None = None) -> None:
+    def call(num_threads: int = 1, pool: int | None = None) -> int:
         library.specgrammar_follow(
             *batch.inputs(num_threads, pool),
             *(address(kept[0]), address(kept[1]), address(kept[2]), kept[2].shape[1], address(kept[3])),
             *map(address, (nodes, tokens, lengths, stuck)),
             *batch.results(),
         )
+        return len(batch.numbers)
 
     call() if workers is None else workers.run(call, len(batch.numbers), "follow")
     for number, error in batch.failures():

@@ -53,10 +53,11 @@ def walk_natively(
     return others
 
 
-def walk_batch(batch: NativeBatch, rows: MaskRows, num_threads: int = 1, pool: int | None = None) -> None:
-    """Fill the rows of a batch's live nodes and write all statuses; each matcher is left as it was found.
+def walk_batch(batch: NativeBatch, rows: MaskRows, num_threads: int = 1, pool: int | None = None) -> int:
+    """Fill the rows of a batch's live nodes and write all statuses; returns how many rows were handed out.
 
-    The nodes of a request that fails are dead.
+    Each matcher is left as it was found. The nodes of a request that fails are dead. In the dense layout no
+    rows are handed out, and all nodes count.
 
     Args:
         batch: the requests.
@@ -66,9 +67,11 @@ def walk_batch(batch: NativeBatch, rows: MaskRows, num_threads: int = 1, pool: i
     """
     library = core()
     assert library is not None, "a matcher has native calls, so there is native code"
+    num_before = rows.num_rows
     rows.num_rows = library.specgrammar_walk(
         *batch.inputs(num_threads, pool),
         *(address(rows.bitmask), rows.bitmask.shape[1], address(rows.owners), address(rows.status)),
         *(rows.num_rows, rows.dense),
         *batch.results(),
     )
+    return len(rows.status) if rows.dense else rows.num_rows - num_before

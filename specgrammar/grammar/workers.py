@@ -59,12 +59,19 @@ class FillWorkers:
         could_pay = max(1, 1 + int(alone / (2 * self._handover_s))) if size.tried(1) else 1
         return size.choose(_powers_of_two(min(self.max_threads, could_pay)))
 
-    def run(self, work: Callable[[int, int | None], None], num_nodes: int, kind: str = "walk") -> None:
-        """Call `work` with a number of threads and the pool that has them; learn from how long it took."""
+    def run(self, work: Callable[[int, int | None], int], num_nodes: int, kind: str = "walk") -> None:
+        """Call `work` with a number of threads and the pool that has them; learn from how long it took.
+
+        Args:
+            work: returns for how many nodes there was something to do. Steps of a size differ in that by a
+                factor of three, and what one took would tell nothing about another.
+            num_nodes: as in `num_threads`.
+            kind: likewise.
+        """
         num_threads = self.num_threads(num_nodes, kind)
         begin = time.perf_counter()
-        work(num_threads, self._pool.handle)
-        self._size(num_nodes, kind).learn(num_threads, (time.perf_counter() - begin) / max(1, num_nodes))
+        num_done = work(num_threads, self._pool.handle)
+        self._size(num_nodes, kind).learn(num_threads, (time.perf_counter() - begin) / max(1, num_done))
 
     def _size(self, num_nodes: int, kind: str = "walk") -> _Size:
         return self._sizes.setdefault((kind, num_nodes.bit_length()), _Size())

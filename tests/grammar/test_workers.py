@@ -76,9 +76,10 @@ def test_small_steps_are_never_shared() -> None:
 def test_a_run_is_learnt_from() -> None:
     workers, given = FillWorkers(2), list[tuple[int, int | None]]()
 
-    def work(num_threads: int, pool: int | None) -> None:
+    def work(num_threads: int, pool: int | None) -> int:
         given.append((num_threads, pool))
         time.sleep(0.02 if num_threads == 1 else 0.005)
+        return 10
 
     for _ in range(12):
         workers.run(work, 10)
@@ -91,11 +92,26 @@ def test_a_run_is_learnt_from() -> None:
     assert not workers._size(1000).tried(1), "a step of another size says nothing about it"
 
 
+def test_steps_with_little_to_do_are_no_faster_than_others() -> None:
+    """Of ten nodes two are live in every second step: what it took is counted by those."""
+    workers, given = FillWorkers(2), list[int]()
+
+    def work(num_threads: int, _: int | None) -> int:
+        given.append(num_threads)
+        num_live = 2 if len(given) % 2 else 10  # the first steps with one thread have little to do
+        time.sleep(num_live * (1e-3 if num_threads == 1 else 6e-4))
+        return num_live
+
+    for _ in range(24):
+        workers.run(work, 10)
+    assert given[-16:] == [2] * 16
+
+
 def test_what_fails_is_not_learnt_from() -> None:
     """It may have taken no time at all."""
     workers = FillWorkers(2)
 
-    def fails(*_: object) -> None:
+    def fails(*_: object) -> int:
         raise ArithmeticError("planted")
 
     with pytest.raises(ArithmeticError, match="planted"):
@@ -152,6 +168,11 @@ def test_all_threads_are_one_where_there_is_no_native_code(monkeypatch: pytest.M
     monkeypatch.setattr(pool, "core", lambda: None)
     workers, given = FillWorkers(4), list[tuple[int, int | None]]()
     assert workers.max_threads == 1
+
+    def work(num_threads: int, handle: int | None) -> int:
+        given.append((num_threads, handle))
+        return NUM_NODES
+
     for _ in range(5):
-        workers.run(lambda *threads: given.append(threads), NUM_NODES)
+        workers.run(work, NUM_NODES)
     assert given == [(1, None)] * 5
