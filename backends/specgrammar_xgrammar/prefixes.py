@@ -145,7 +145,7 @@ def _find_wide(node: Node, num_left: int, last: set[str]) -> int:
             return _find_wide(item, num_left, last)
         case Alt(items):
             found = [_find_wide(item, num_left, last) for item in items]
-            return -1 if -1 in found else max(found)
+            return -1 if -1 in found else max(found, default=num_left)
         case Repeat(item, least, _):
             inner = _find_wide(item, num_left, last)
             return inner if inner < 0 or least else num_left

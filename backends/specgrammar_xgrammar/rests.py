@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 from specgrammar.language.regex import Alt, Chars, Lexeme, Node, Repeat, Seq
@@ -16,8 +17,8 @@ class Mark:
     name: str
 
 
-_MANY = 3
-"""So many alternatives that repeat the same are joined."""
+_MANY, _LONG = 3, 64
+"""So many alternatives that repeat the same are joined, each at most so often: each time is a rule then."""
 
 BORDER = Mark("border")
 """Between a rule and the characters behind it that were written into it."""
@@ -114,14 +115,13 @@ class Rests:
 
     def _factor(self, ways: Sequence[Rest | None]) -> list[Rest | None]:
         """Join those that repeat the same: `a b{3} | a b{4} | a b{5}` would be read three times at once."""
-        alike: dict[object, list[Rest | None]] = {}
-        for way in ways:
-            alike.setdefault(_repeated(way) or way, []).append(way)
-        return [
-            factored
-            for found in alike.values()
-            for factored in (found if len(found) < _MANY else [self._without_first(found)])
-        ]
+        alike: dict[tuple[object, ...], list[Rest | None]] = {}
+        others: list[Rest | None] = []
+        for way in dict.fromkeys(ways):
+            repeated = _repeated(way)
+            (others if repeated is None else alike.setdefault(repeated, [])).append(way)
+        joined = ([self._without_first(found)] if len(found) >= _MANY else found for found in alike.values())
+        return [*others, *chain.from_iterable(joined)]
 
     def _without_first(self, ways: Iterable[Rest | None]) -> Rest | None:
         """All of these ways, which begin with the same character; it is read once."""
@@ -147,6 +147,6 @@ def _repeated(way: Rest | None) -> tuple[object, ...] | None:
         before, way = (way.head,), way.tail
     if way is not None and isinstance(way.head, Repeat):
         item, least, most = way.head.item, way.head.least, way.head.most
-        if isinstance(item, Chars) and 0 < least == most:
+        if isinstance(item, Chars) and 0 < least == most <= _LONG:
             return *before, item, way.tail
     return None

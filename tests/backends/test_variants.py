@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -150,3 +152,35 @@ def test_a_string_of_nearly_no_characters(xgrammar: XGrammarBackend, most: int) 
     """Of a repetition that is none nothing is left to count down."""
     spec = GrammarSpec.json_schema({"properties": {"a": TEXT | {"maxLength": most}}, "required": ["a"]})
     assert_equal_masks(xgrammar, spec, seed=0)
+
+
+LETTERS_OF_PATTERNS = "abc1-"
+SMALL = Vocabulary((*(letter.encode() for letter in LETTERS_OF_PATTERNS), b""), (5,), frozenset({5}))
+WORDS = ["".join(word) for length in range(5) for word in itertools.product(LETTERS_OF_PATTERNS, repeat=length)]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a?|a?|a?)b",
+        "(a*|a*|a*)b",
+        "(|a{0}|b{0}|c{0})1",
+        "(|||)1",
+        "((ab)?|(ab)?|(ab)?)c",
+        "(a{1}|a{2}|a{3}|a)b",
+        "(ba{1}|ba{2}|ba{3}|a{2}|a{3}|a{1})c?",
+        "(-?|-?|-?)1",
+    ],
+)
+def test_alternatives_that_are_alike_are_the_same_language(pattern: str) -> None:
+    backend = XGrammarBackend(SMALL)
+    compiled = backend.compile(GrammarSpec.regex(pattern))
+    for word in WORDS:
+        matcher = backend.matcher(compiled)
+        tokens = [LETTERS_OF_PATTERNS.index(letter) for letter in word]
+        is_word = matcher.accept_prefix([*tokens, 5]) == len(word) + 1
+        assert is_word == bool(re.fullmatch(pattern, word)), word
+
+
+def test_long_counts_are_not_written_out() -> None:
+    assert len(ebnf_of(GrammarSpec.regex("(a{1000}|a{1001}|a{1002})"))) < 10_000
