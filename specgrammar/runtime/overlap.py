@@ -166,7 +166,11 @@ def summarize(repeats: Sequence[Timeline], steps: range, against: Sequence[Timel
 def _lengths(repeats: Sequence[Timeline], against: Sequence[Timeline], steps: range) -> tuple[list[float], ...]:
     """How long the steps of both runs were, those of a pair at the same place."""
     times = from_forward_to_forward([*repeats, *against], steps)
-    if not all(times):  # there are no two forwards to tell
+    if not all(times):  # no device reports, or the last step alone, which has no forward behind it
+        if against and all(StepTimes.of([timeline], steps).has_device for timeline in (*repeats, *against)):
+            raise ConfigError(
+                f"step {steps.start} has no forward behind it that tells where it ends; select one more before it"
+            )
         times = [StepTimes.of([timeline], steps).step for timeline in (*repeats, *against)]
     parts = times[: len(repeats)], times[len(repeats) :]
     return tuple(list(chain.from_iterable(part)) for part in parts)

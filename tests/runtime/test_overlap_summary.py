@@ -107,6 +107,12 @@ def test_steps_are_paired_by_their_forwards_not_by_their_ends() -> None:
     assert overlap.hidden_grammar_ms_per_step == pytest.approx(1.5)
 
 
+def test_the_last_step_alone_is_no_pair() -> None:
+    with pytest.raises(ConfigError, match="step 2 has no forward behind it"):
+        summary(regular(), slice(2, None), against=regular(pause_ms=1))
+    assert summary(regular(), slice(2, None)).step_ms == pytest.approx(10)
+
+
 def test_a_run_that_became_slower_hid_nothing() -> None:
     overlap = summary(regular(pause_ms=4), against=regular())
     assert overlap.saved is not None
