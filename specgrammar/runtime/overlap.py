@@ -169,7 +169,7 @@ def _lengths(repeats: Sequence[Timeline], against: Sequence[Timeline], steps: ra
     if not all(times):  # no device reports, or the last step alone, which has no forward behind it
         if against and all(StepTimes.of([timeline], steps).has_device for timeline in (*repeats, *against)):
             raise ConfigError(
-                f"step {steps.start} has no forward behind it that tells where it ends; select one before it, too"
+                f"step {steps.start} has no forward behind it to tell where it ends; select one before it, too"
             )
         times = [StepTimes.of([timeline], steps).step for timeline in (*repeats, *against)]
     parts = times[: len(repeats)], times[len(repeats) :]
