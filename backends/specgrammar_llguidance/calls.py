@@ -31,7 +31,8 @@ class NativeTable:
         self.address: int | None = None
         if library is not None:
             self.address = library.specgrammar_llguidance_calls(vocab_size, num_words)
-            weakref.finalize(self, library.specgrammar_llguidance_free, self.address)
+            freed = weakref.finalize(self, library.specgrammar_llguidance_free, self.address)
+            freed.atexit = False  # daemon threads may be inside then
 
 
 class MatcherState(ctypes.Structure):

@@ -40,7 +40,8 @@ class NativeTable:
         self._legal = legal  # the table reads it
         if library is not None:
             self.address = library.specgrammar_xgrammar_calls(*_methods(), legal, len(legal), num_words)
-            weakref.finalize(self, library.specgrammar_xgrammar_free, self.address)
+            freed = weakref.finalize(self, library.specgrammar_xgrammar_free, self.address)
+            freed.atexit = False  # daemon threads may be inside then
 
 
 @cache

@@ -1,8 +1,10 @@
 /* What Python calls (see `library.py`): plain C, arrays by address. */
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <functional>
+#include <new>
 
 #include "follow.h"
 #include "pool.h"
@@ -34,13 +36,24 @@ struct Requests {
 template <typename Work>
 void for_each(int64_t count, void* pool, int32_t num_threads, const Work& work) {
   std::atomic<int64_t> next{0};
-  const std::function<void()> take = [&] {
+  const auto take = [&] {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
   };
   if (pool && num_threads > 1) {
-    static_cast<Pool*>(pool)->run(num_threads, take);
+    static_cast<Pool*>(pool)->run(num_threads, std::ref(take));  // refers to it: needs no memory
   } else {
     take();
+  }
+}
+
+/* What `work` returns; a request that there is no memory for has failed. */
+template <typename Work>
+Outcome outcome_of(char* reason, const Work& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    std::snprintf(reason, specgrammar::kReasonSize, "out of memory");
+    return specgrammar::kFailed;
   }
 }
 
@@ -58,7 +71,14 @@ void* specgrammar_pool_new(int32_t num_threads) {
   }
 }
 
-void specgrammar_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
+/* How many threads there really are. */
+int32_t specgrammar_pool_num_threads(void* pool) { return static_cast<Pool*>(pool)->num_threads(); }
+
+/* A forked child keeps what is left of its parent's pool: ids of threads that are not there may be those of others. */
+void specgrammar_pool_free(void* pool) {
+  auto* const made = static_cast<Pool*>(pool);
+  if (made->is_here()) delete made;
+}
 
 /* What a hand-over costs: wake threads for nothing. */
 void specgrammar_pool_wake(void* pool, int32_t num_threads) {
@@ -84,7 +104,8 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Spe
   std::atomic<bool> all_well{true};
   for_each(num_requests, pool, num_threads, [&](int64_t i) {
     const Request request = requests[i];
-    outcomes[i] = walk(request, trees, rows, reasons + i * specgrammar::kReasonSize, refused + i);
+    char* const reason = reasons + i * specgrammar::kReasonSize;
+    outcomes[i] = outcome_of(reason, [&] { return walk(request, trees, rows, reason, refused + i); });
     if (outcomes[i] == specgrammar::kWalked) return;
     all_well.store(false, std::memory_order_relaxed);
     std::fill_n(status + request.first, request.num_nodes, specgrammar::kPadding);
@@ -116,7 +137,8 @@ void specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Spec
   for_each(num_requests, pool, num_threads, [&](int64_t i) {
     const Request request = requests[i];
     specgrammar::Path path{nodes + request.first, tokens + request.first, 0, -1};
-    outcomes[i] = follow(request, trees, status, draws, path, reasons + i * specgrammar::kReasonSize);
+    char* const reason = reasons + i * specgrammar::kReasonSize;
+    outcomes[i] = outcome_of(reason, [&] { return follow(request, trees, status, draws, path, reason); });
     lengths[i] = path.length;
     stuck[i] = path.stuck;
   });

@@ -26,7 +26,7 @@ struct Path {
 
 /* Move the matcher along the draws. A draw that is illegal gives way to the next best that is legal. The way stops at a
    node where none is, where a stop token is drawn, or an id outside the vocabulary. `status` (by flat index) says
-   which drafts may be accepted at all: free ones. */
+   which drafts may be accepted at all: free ones. Throws std::bad_alloc. */
 Outcome follow(const Request& request, const Trees& trees, const int8_t* status, const Draws& draws, Path& path,
                char* reason);
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specgrammar.errors import ConfigError
 
-_VERSION = 2
+_VERSION = 3
 """`SPECGRAMMAR_NATIVE_VERSION`: raised whenever a signature changes."""
 SWITCH = "SPECGRAMMAR_NATIVE"
 """Environment variable: `0` walks grammars by Python although native libraries are there."""
@@ -26,6 +26,7 @@ _BATCH = [
 _RESULTS = [_POINTER, _POINTER, _POINTER]
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "specgrammar_pool_new": (_POINTER, [_INT32]),
+    "specgrammar_pool_num_threads": (_INT32, [_POINTER]),
     "specgrammar_pool_free": (None, [_POINTER]),
     "specgrammar_pool_wake": (None, [_POINTER, _INT32]),
     "specgrammar_walk": (

@@ -1,14 +1,15 @@
 /* How native code moves a grammar backend's matchers: the C side of `SupportsNativeCalls`.
 
    A backend fills in one table and gives its address, and the address of a matcher, to Python. Calls come from any
-   thread, without the interpreter, but for one matcher from one thread at a time. They must not throw. */
+   thread, without the interpreter's lock, but for one matcher from one thread at a time. They must not throw. A function may
+   take the lock itself, as those of llguidance do: then only one thread at a time is inside of it. */
 
 #pragma once
 
 #include <stdint.h>
 
 /* Of this table, and of what Python calls in the libraries that come with it. */
-#define SPECGRAMMAR_NATIVE_VERSION 2
+#define SPECGRAMMAR_NATIVE_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {

@@ -23,13 +23,9 @@ Pool::Pool(int num_threads) : owner_(getpid()) {
   }
 }
 
-Pool::~Pool() {
-  if (owner_ == getpid()) {
-    stop();
-  } else {  // none of the threads is here
-    for (std::thread& thread : threads_) thread.detach();
-  }
-}
+Pool::~Pool() { stop(); }
+
+bool Pool::is_here() const { return owner_ == getpid(); }
 
 void Pool::stop() {
   call_.store((call_.load() | kWanted) + 1 + kStop);
@@ -40,7 +36,7 @@ void Pool::stop() {
 void Pool::run(int num_threads, const std::function<void()>& work) {
   const int num_others = std::min<int>(num_threads - 1, static_cast<int>(threads_.size()));
   std::unique_lock<std::mutex> lock(in_use_, std::try_to_lock);
-  if (num_others < 1 || !lock.owns_lock() || owner_ != getpid()) {
+  if (num_others < 1 || !lock.owns_lock() || !is_here()) {
     work();
     return;
   }

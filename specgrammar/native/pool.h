@@ -16,7 +16,14 @@ class Pool {
   /* Start `num_threads - 1` threads: the caller is one. Throws std::system_error where the system has no more, and
      leaves none. */
   explicit Pool(int num_threads);
+  /* Ends the threads. Only where they are here. */
   ~Pool();
+
+  /* Whether this is the process that the threads were started in, and not one that was forked from it. */
+  bool is_here() const;
+
+  /* The caller among them; there is a limit. */
+  int num_threads() const { return 1 + static_cast<int>(threads_.size()); }
 
   /* Run `work` on this thread and on `num_threads - 1` others, and return when all are done. A pool that is in use,
      or whose threads stayed in the process that this one was forked from, leaves it to this thread alone. */

@@ -16,7 +16,7 @@ class NativePool:
     """
 
     def __init__(self, num_threads: int) -> None:
-        """Start `num_threads - 1` threads, since the caller is one."""
+        """Start `num_threads - 1` threads, since the caller is one; 127 at most."""
         self.num_threads: int = 1
         self.handle: int | None = None
         library = core()
@@ -24,8 +24,9 @@ class NativePool:
             return
         self.handle = library.specgrammar_pool_new(num_threads)
         if self.handle is not None:  # else the system has no thread
-            self.num_threads = num_threads
-            weakref.finalize(self, library.specgrammar_pool_free, self.handle)
+            self.num_threads = library.specgrammar_pool_num_threads(self.handle)
+            freed = weakref.finalize(self, library.specgrammar_pool_free, self.handle)
+            freed.atexit = False  # daemon threads may be inside then
 
     def wake(self, num_threads: int) -> None:
         """Hand nothing to `num_threads` threads and wait until they have done it."""

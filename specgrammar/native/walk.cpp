@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 namespace specgrammar {
@@ -60,8 +61,8 @@ class Walk {
           is_barren = false;
           child = next_sibling_[child];
         } else {
-          if (num_ahead_ && !rollback(num_ahead_)) return failed();
-          num_ahead_ = 0;
+          const int64_t num_undone = std::exchange(num_ahead_, 0);  // once, also where that fails
+          if (num_undone && !rollback(num_undone)) return failed();
           const auto id = static_cast<int32_t>(draft);
           const int32_t moved = request_.calls->accept(request_.calls, request_.matcher, id);
           if (moved <= 0) {
@@ -152,6 +153,7 @@ class Walk {
 Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t* token) {
   thread_local std::vector<Step> path;
   path.clear();
+  path.reserve(static_cast<size_t>(request.num_nodes));  // while the matcher is as it was found: there may be no memory
   Walk walk(request, trees, rows, path, reason);
   const Outcome outcome = walk.run();
   *token = walk.token;

@@ -46,7 +46,8 @@ struct Rows {
   bool dense;
 };
 
-/* Walk one request; the matcher is left as it was found. `reason` (kReasonSize bytes) says why it failed. */
+/* Walk one request; the matcher is left as it was found. `reason` (kReasonSize bytes) says why it failed.
+   Throws std::bad_alloc before it moves. */
 Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t* token);
 
 }  // namespace specgrammar

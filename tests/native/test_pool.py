@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from specgrammar.testing.toys import GRAMMARS
 from specgrammar.trees.tree import HostTree
 from tests.called_back import CalledBack
 from tests.native.walks import Always, Walked, session, sessions, walked
+from tests.toys import matcher
 
 ROOT = Path(__file__).parents[2]
 TREE = HostTree.from_chains([[0, 0, 39, 1]] * 6)
@@ -161,6 +163,39 @@ def test_a_forked_child_walks_with_its_parents_pool(in_use: bool) -> None:
     assert finished(script).split() == ["0", "True"]
 
 
+def test_a_forked_child_frees_its_parents_pool() -> None:
+    """None of the pool's threads is there, and the system may have given their ids to others."""
+    script = """
+import os, signal, threading
+from specgrammar.native.pool import NativePool
+
+pool = NativePool(4)
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    goes_on = threading.Event()
+    others = [threading.Thread(target=goes_on.wait) for _ in range(8)]
+    for other in others:
+        other.start()
+    del pool
+    goes_on.set()
+    for other in others:
+        other.join()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    if sys.version_info >= (3, 12):  # which warns of every fork beside threads
+        script = "import warnings; warnings.simplefilter('ignore', DeprecationWarning)\n" + script
+    assert finished(script) == "0\n"
+
+
+def test_a_pool_says_how_many_threads_it_really_has() -> None:
+    gc.collect()
+    before = num_threads()
+    pool = NativePool(1000)
+    assert pool.num_threads == 1 + num_threads() - before
+
+
 def test_a_pool_for_which_the_system_has_no_threads_is_none() -> None:
     """Some start, then there is no memory for another stack: those that started end again."""
     script = """
@@ -188,3 +223,40 @@ kept = Always(3)
 print("done")
 """
     assert finished(script) == "done\n"
+
+
+def test_a_walk_that_goes_on_does_not_keep_a_process_from_ending() -> None:
+    """Its pool is not freed below it either."""
+    script = """
+import threading
+from specgrammar.testing.toys import GRAMMARS
+from specgrammar.trees.tree import HostTree
+from tests.called_back import CalledBack
+from tests.native.walks import Always, session, walked
+
+inside = threading.Barrier(3, timeout=20)
+
+class Stays(CalledBack):
+    def native_fill(self, row):
+        inside.wait()
+        threading.Event().wait()
+
+batch = [session("native", GRAMMARS[3], Stays) for _ in range(2)]
+kept = {"workers": Always(2)}
+threading.Thread(target=walked, args=(batch, HostTree.roots([0, 0])), kwargs=kept, daemon=True).start()
+inside.wait()
+print("done")
+"""
+    assert finished(script) == "done\n"
+
+
+def test_nothing_native_is_freed_when_the_interpreter_ends() -> None:
+    """Daemon threads may be inside of it."""
+    kept = [NativePool(2), matcher("xgrammar", GRAMMARS[3]), matcher("llguidance", GRAMMARS[3])]
+    finalizers = [one for one in list(weakref.finalize._registry) if one.alive]  # type: ignore[attr-defined]
+    frees = {one: one.peek()[1].__name__ for one in finalizers if hasattr(one.peek()[1], "__name__")}
+    native = {name: one.atexit for one, name in frees.items() if name.startswith("specgrammar_")}
+    assert native == dict.fromkeys(
+        ["specgrammar_pool_free", "specgrammar_xgrammar_free", "specgrammar_llguidance_free"], False
+    )
+    del kept
