@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError, RequestError
 from specgrammar.grammar.calls import refuses_its_own
+from specgrammar.grammar.native import one_line
 from specgrammar.grammar.walk import nothing_legal
 from specgrammar.native.library import REASON_SIZE
 from specgrammar.protocols.abilities import NativeCalls
@@ -27,6 +28,7 @@ class NativeBatch:
 
     Attributes:
         numbers: which requests of the batch.
+        num_nodes: of the whole batch.
     """
 
     def __init__(self, tree: HostTree, vocabulary: Vocabulary) -> None:
@@ -37,14 +39,24 @@ class NativeBatch:
             vocabulary: ids outside of it are illegal, its stop ids end a path.
         """
         self.numbers: array[int] = array("q")
+        self.num_nodes: int = len(tree.draft_tokens)
         self._tree, self._vocabulary = tree, vocabulary
         self._calls, self._matchers = array("Q"), array("Q")
+        self._seen = set[int]()
 
-    def add(self, number: int, native: NativeCalls) -> None:
-        """Take a request of the batch, whose matcher stands behind its root's token."""
+    def add(self, number: int, native: NativeCalls) -> bool:
+        """Take a request of the batch, whose matcher stands behind its root's token.
+
+        Returns:
+            Whether it was taken. A matcher that is in the batch already is not, as two threads might move it.
+        """
+        if native.matcher in self._seen:
+            return False
+        self._seen.add(native.matcher)
         self.numbers.append(number)
         self._calls.append(native.calls)
         self._matchers.append(native.matcher)
+        return True
 
     def inputs(self, num_threads: int, pool: int | None) -> list[int | None]:
         """The arguments that every call begins with; they hold as long as this object.
@@ -91,6 +103,7 @@ class NativeBatch:
             return refuses_its_own(self._refused[index])
         text = self._reasons[index * REASON_SIZE : (index + 1) * REASON_SIZE].tobytes()
         reason = text.split(b"\0", 1)[0].decode(errors="replace")
+        reason = one_line(reason.strip() or "it gave no reason")
         return MatcherError(f"the grammar backend failed in native code: {reason}")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.native_batch import NativeBatch, address
 from specgrammar.native.library import core
 from specgrammar.trees.tree import HostTree
@@ -47,7 +48,7 @@ def follow_natively(
     status: NDArray[np.int8],
     draws: Draws,
     workers: FillWorkers | None = None,
-) -> Iterator[Followed]:
+) -> list[Followed]:
     """Move the grammars that native code can move along the draws.
 
     A draw that is illegal gives way to the next best that is legal. A walk is stuck where none is known, and
@@ -60,12 +61,13 @@ def follow_natively(
         draws: see there.
         workers: threads to share the requests among, where measurement says that it pays.
 
-    Yields:
-        The requests that were followed; the others are as they were.
+    Returns:
+        The requests that were followed; the others are as they were. Of requests that share a matcher the first
+        is followed.
     """
     vocabulary = next((session.vocabulary for session in sessions.values()), None)
     if vocabulary is None:
-        return
+        return []
     batch = NativeBatch(tree, vocabulary)
     for number, session in sessions.items():
         native = session.native_calls()
@@ -73,7 +75,7 @@ def follow_natively(
             batch.add(number, native)
     library = core()
     if library is None or not batch.numbers:
-        return
+        return []
     nodes, tokens = np.empty(len(tree.draft_tokens), np.int64), np.empty(len(tree.draft_tokens), np.int64)
     lengths, stuck = np.empty(len(batch.numbers), np.int64), np.empty(len(batch.numbers), np.int64)
     kept = [np.ascontiguousarray(part) for part in (status, *draws)]
@@ -91,11 +93,17 @@ def follow_natively(
     for number, error in batch.failures():
         sessions[number].fail(error)
     all_nodes, all_tokens, starts = nodes.tolist(), tokens.tolist(), tree.cu_nodes.data
+    found = list[Followed]()
     for number, length, node in zip(batch.numbers, lengths.tolist(), stuck.tolist(), strict=True):
         first, session = starts[number], sessions[number]
-        if session.finish is not None:
-            yield Followed(number, [], [], -1)
-            continue
         chosen = all_tokens[first : first + length]
-        session.followed(chosen)
-        yield Followed(number, all_nodes[first : first + length], chosen, node)
+        if session.finish is None:
+            try:
+                session.followed(chosen)
+            except Exception as error:
+                session.fail(as_request_error(error))
+        if session.finish is not None:
+            found.append(Followed(number, [], [], -1))
+        else:
+            found.append(Followed(number, all_nodes[first : first + length], chosen, node))
+    return found

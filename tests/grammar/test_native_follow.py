@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -139,11 +141,48 @@ def test_a_matcher_that_fails_ends_its_own_request(broken: type[CalledBack], rea
     tree = HostTree.roots([0, 0])
     status = open_status(tree, list(sessions.values()), VOCABULARY)
     best = np.array([[12, 3], [12, 3]])  # 12 is illegal
-    followed = list(follow_natively(sessions, tree, status, Draws(best[:, 0].copy(), best, np.array([2, 2]))))
+    followed = follow_natively(sessions, tree, status, Draws(best[:, 0].copy(), best, np.array([2, 2])))
     assert followed == [Followed(0, [], [], -1), Followed(1, [1], [3], -1)]
     assert isinstance(sessions[0].error, MatcherError)
     assert reason in str(sessions[0].error)
     assert sessions[1].error is None
+
+
+class ForgetsMoves(CalledBack):
+    def native_moved(self, tokens: Sequence[int]) -> None:
+        raise ZeroDivisionError(f"planted behind {tokens}")
+
+
+def test_a_matcher_that_does_not_note_its_moves_ends_its_own_request() -> None:
+    class Backend(ReferenceBackend):
+        matcher_class = ForgetsMoves
+
+    spec = GrammarSpec.choice(["ab"])
+    backend = Backend(VOCABULARY)
+    sessions = {
+        0: GrammarSession(VOCABULARY, called_back(spec)),
+        1: GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec))),
+        2: GrammarSession(VOCABULARY, called_back(spec)),
+    }
+    tree = HostTree.roots([0, 0, 0])
+    status = open_status(tree, list(sessions.values()), VOCABULARY)
+    followed = follow_natively(
+        sessions, tree, status, Draws(np.full(3, 3), np.full((3, 1), 3), np.ones(3, int))
+    )
+    assert followed == [Followed(0, [0], [3], -1), Followed(1, [], [], -1), Followed(2, [2], [3], -1)]
+    message = "the grammar backend raised ZeroDivisionError: planted behind [3]"
+    assert [str(session.error) for session in sessions.values()] == ["None", message, "None"]
+    sessions[2].commit([3])  # finds the move made
+    assert sessions[2].error is None
+
+
+def test_a_matcher_that_comes_twice_is_moved_once() -> None:
+    session = GrammarSession(VOCABULARY, called_back(GrammarSpec.choice(["ab"])))
+    sessions = {0: session, 1: session}
+    tree = HostTree.roots([0, 0])
+    status = open_status(tree, list(sessions.values()), VOCABULARY)
+    draws = Draws(np.full(2, 3), np.full((2, 1), 3), np.ones(2, np.int64))
+    assert follow_natively(sessions, tree, status, draws) == [Followed(0, [0], [3], -1)]
 
 
 def test_requests_that_native_code_cannot_move_are_left() -> None:
@@ -159,5 +198,5 @@ def test_requests_that_native_code_cannot_move_are_left() -> None:
     tree = HostTree.roots([0, 0, 0])
     status = open_status(tree, list(sessions.values()), VOCABULARY)
     draws = Draws(np.full(3, 3), np.full((3, 1), 3), np.ones(3, np.int64))
-    assert list(follow_natively(sessions, tree, status, draws)) == []
-    assert list(follow_natively({}, tree, status, draws)) == []
+    assert follow_natively(sessions, tree, status, draws) == []
+    assert follow_natively({}, tree, status, draws) == []

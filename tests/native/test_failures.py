@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,21 @@ def test_an_undo_that_fails_behind_a_failure_does_not_hide_it() -> None:
     assert found.errors == ["the grammar backend failed in native code: the first"]
 
 
+def test_an_undo_that_failed_is_not_tried_again() -> None:
+    undone = list[int]()
+
+    class UndoesAndFails(CalledBack):
+        def native_rollback(self, num_tokens: int) -> None:
+            undone.append(num_tokens)
+            super().native_rollback(num_tokens)
+            raise RuntimeError("planted")
+
+    one = session("native", GRAMMARS[3], UndoesAndFails)
+    assert walked([one], bushes(1)).errors == ["the grammar backend failed in native code: planted"]
+    assert undone == [3]
+    assert len(history(one)) == 1
+
+
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
@@ -171,7 +187,10 @@ def test_an_undo_that_fails_behind_a_failure_does_not_hide_it() -> None:
         ("bytes \udcff\udcfe.", "bytes \ufffd\ufffd."),
         ("x" * 1000, "x" * 399),
         ("é" * 1000, "é" * 199 + "\ufffd"),
-        ("", ""),
+        ("several\nlines <state> and a dump", "several lines"),
+        ("[12:00:00] grammar.cc:12: no such rule", "no such rule"),
+        ("", "it gave no reason"),
+        (" \n", "it gave no reason"),
     ],
 )
 def test_reasons_are_shown_as_they_are(said: str, shown: str) -> None:
@@ -179,6 +198,25 @@ def test_reasons_are_shown_as_they_are(said: str, shown: str) -> None:
         [session("native", GRAMMARS[3], failing("native_fill", 1, said))], HostTree.from_chains([[0, 0]])
     )
     assert found.errors == [f"the grammar backend failed in native code: {shown}"]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_request_that_comes_twice_is_moved_by_one_thread_at_a_time(num_threads: int) -> None:
+    inside, others = list[int](), list[int]()
+
+    class Counted(CalledBack):
+        def native_fill(self, row: Any) -> None:
+            inside.append(0)
+            time.sleep(0.01)
+            others.append(len(inside) - 1)
+            super().native_fill(row)
+            inside.pop()
+
+    one = session("native", GRAMMARS[3], Counted)
+    found = walked([one] * 4, bushes(4), workers=THREADS[num_threads])
+    assert others == [0] * 6
+    assert found.statuses == found.statuses[:6] * 4
+    assert [found.rows[node] for node in range(24)] == [found.rows[node] for node in range(6)] * 4
 
 
 def test_each_request_has_its_own_reason() -> None:
