@@ -13,7 +13,7 @@ import tvm_ffi.libinfo
 import xgrammar
 
 from specgrammar.errors import ConfigError
-from specgrammar.native.library import SWITCH, load
+from specgrammar.native.library import SWITCH, is_wanted, load
 
 _METHODS = ("accept_token", "fill_next_token_bitmask", "rollback")
 
@@ -46,8 +46,10 @@ class NativeTable:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi(), ctypes.RTLD_GLOBAL)  # it calls functions of it
-    library = load(Path(__file__).with_name("libspecgrammar_xgrammar.so"))
+    path = Path(__file__).with_name("libspecgrammar_xgrammar.so")
+    if is_wanted(path):  # it calls functions of this one
+        ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi(), ctypes.RTLD_GLOBAL)
+    library = load(path)
     if library is not None:
         library.specgrammar_xgrammar_calls.restype = ctypes.c_void_p
         library.specgrammar_xgrammar_calls.argtypes = [

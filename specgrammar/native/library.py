@@ -70,6 +70,11 @@ def why_no_core() -> str:
     return "the package was built without a C++ compiler"
 
 
+def is_wanted(path: Path) -> bool:
+    """Whether a library was compiled with the package, and native code is not switched off."""
+    return os.environ.get(SWITCH) != "0" and path.exists()
+
+
 def load(path: Path) -> ctypes.CDLL | None:
     """A library that was compiled with the package; None where there is none, or where it is switched off.
 
@@ -79,7 +84,7 @@ def load(path: Path) -> ctypes.CDLL | None:
     Raises:
         ConfigError: it is there and cannot be loaded, or it is of another version.
     """
-    if os.environ.get(SWITCH) == "0" or not path.exists():
+    if not is_wanted(path):
         return None
     try:
         library = ctypes.CDLL(str(path))

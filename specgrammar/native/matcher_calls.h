@@ -1,8 +1,8 @@
 /* How native code moves a grammar backend's matchers: the C side of `SupportsNativeCalls`.
 
    A backend fills in one table and gives its address, and the address of a matcher, to Python. Calls come from any
-   thread, without the interpreter's lock, but for one matcher from one thread at a time. They must not throw. A function may
-   take the lock itself, as those of llguidance do: then only one thread at a time is inside of it. */
+   thread, without the interpreter's lock, but for one matcher from one thread at a time. They must not throw. A
+   function may take that lock itself, as llguidance's do: threads then wait for each other there. */
 
 #pragma once
 

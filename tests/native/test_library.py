@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import tvm_ffi.libinfo
 
 from specgrammar.errors import ConfigError
 from specgrammar.native import library
+from specgrammar_xgrammar import calls
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,3 +89,17 @@ def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.delenv(library.SWITCH)
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     assert library.why_no_core() == "the package was built without a C++ compiler"
+
+
+@pytest.mark.parametrize("switched_off", [True, False])
+def test_without_a_native_library_that_of_tvm_is_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, switched_off: bool
+) -> None:
+    def absent() -> str:
+        raise OSError("there is no libtvm_ffi")
+
+    monkeypatch.setattr(tvm_ffi.libinfo, "find_libtvm_ffi", absent)
+    monkeypatch.setenv(library.SWITCH, "0" if switched_off else "1")
+    if not switched_off:
+        monkeypatch.setattr(calls, "__file__", str(tmp_path / "calls.py"))
+    assert calls._library.__wrapped__() is None
