@@ -195,6 +195,9 @@ extern "C" {
 
 int32_t specgrammar_llguidance_version() { return SPECGRAMMAR_NATIVE_VERSION; }
 
+/* Bytes of a `State`, for Python to compare with its `MatcherState`. */
+int64_t specgrammar_llguidance_state_size() { return sizeof(State); }
+
 /* A table for one vocabulary; its matchers are the addresses of a `State`. */
 SpecgrammarCalls* specgrammar_llguidance_calls(int64_t vocab_size, int64_t num_words) {
   const Gil gil;

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from llguidance import LLMatcher
 
+from specgrammar.errors import ConfigError
 from specgrammar.native.library import load
 
 
@@ -69,4 +70,11 @@ def _library() -> ctypes.CDLL | None:
         library.specgrammar_llguidance_calls.restype = ctypes.c_void_p
         library.specgrammar_llguidance_calls.argtypes = [ctypes.c_int64, ctypes.c_int64]
         library.specgrammar_llguidance_free.argtypes = [ctypes.c_void_p]
+        library.specgrammar_llguidance_state_size.restype = ctypes.c_int64
+        size: int = library.specgrammar_llguidance_state_size()
+        if size != ctypes.sizeof(MatcherState):
+            raise ConfigError(
+                f"the native library of llguidance keeps a state of {size} bytes, this code one of "
+                f"{ctypes.sizeof(MatcherState)}; install the package again, or run `make native` in a checkout"
+            )
     return library

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import tvm_ffi.libinfo
 
 from specgrammar.errors import ConfigError
 from specgrammar.native import library
+from specgrammar_llguidance import calls as llguidance_calls
 from specgrammar_xgrammar import calls
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +92,16 @@ def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.delenv(library.SWITCH)
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     assert library.why_no_core() == "the package was built without a C++ compiler"
+
+
+def test_a_library_with_another_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Longer(llguidance_calls.MatcherState):
+        _fields_: ClassVar = [("more", ctypes.c_int64)]
+
+    monkeypatch.delenv(library.SWITCH, raising=False)
+    monkeypatch.setattr(llguidance_calls, "MatcherState", Longer)
+    with pytest.raises(ConfigError, match=r"a state of 48 bytes, this code one of 56; .* `make native`"):
+        llguidance_calls._library.__wrapped__()
 
 
 @pytest.mark.parametrize("switched_off", [True, False])

@@ -226,7 +226,7 @@ print("done")
 
 
 def test_a_walk_that_goes_on_does_not_keep_a_process_from_ending() -> None:
-    """Its pool is not freed below it either. The fill that does not end is one of C, which needs no interpreter."""
+    """Its pool is not freed below it either. The fill that does not end is in C, without the interpreter."""
     script = """
 import ctypes, threading, time
 from specgrammar.protocols.abilities import NativeCalls
