@@ -3,7 +3,11 @@
    What its C interface offers instead shares no lexer, and would have to be copied for each request. What is rare
    is left to methods of `LLGuidanceMatcher`, which works on the same state. */
 
+#include <pthread.h>
+
+#include <atomic>
 #include <cstdio>
+#include <thread>
 
 #include "matcher_calls.h"
 
@@ -45,6 +49,21 @@ class Gil {
 
  private:
   int state_;
+};
+
+std::atomic<int> num_inside{0};
+std::atomic<bool> is_over{false};
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { num_inside.store(0); });
+
+/* A call of a matcher; false where the interpreter ends. It would end the threads that ask for its lock, which C++ does
+   not survive. */
+class Entry {
+ public:
+  Entry() { num_inside.fetch_add(1); }
+  ~Entry() { num_inside.fetch_sub(1); }
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+  explicit operator bool() const { return !is_over.load(); }
 };
 
 /* A reference that is given back. */
@@ -95,6 +114,11 @@ struct LLGuidanceCalls {
 };
 
 thread_local char last_reason[400];
+
+int32_t over() {
+  std::snprintf(last_reason, sizeof last_reason, "the interpreter ends");
+  return -1;
+}
 
 /* Keep the text of the error that is set, which is then set no more; -1. */
 int32_t failed() {
@@ -170,17 +194,23 @@ class Matcher {
 
 int32_t accept(const SpecgrammarCalls* self, void* matcher, int32_t token) {
   if (token < 0 || token >= reinterpret_cast<const LLGuidanceCalls*>(self)->vocab_size) return 0;
+  const Entry entry;
+  if (!entry) return over();
   const Gil gil;
   const int32_t moved = Matcher(self, matcher).accept(token);
   return moved < 0 ? failed() : moved;
 }
 
 int32_t fill(const SpecgrammarCalls* self, void* matcher, int32_t* row) {
+  const Entry entry;
+  if (!entry) return over();
   const Gil gil;
   return Matcher(self, matcher).fill(kFillRow, row) < 0 ? failed() : 0;
 }
 
 int32_t rollback(const SpecgrammarCalls* self, void* matcher, int32_t num_tokens) {
+  const Entry entry;
+  if (!entry) return over();
   const Gil gil;
   return Matcher(self, matcher).rollback(num_tokens) < 0 ? failed() : 0;
 }
@@ -194,6 +224,13 @@ void reason(const SpecgrammarCalls*, void*, char* text, int64_t size) {
 extern "C" {
 
 int32_t specgrammar_llguidance_version() { return SPECGRAMMAR_NATIVE_VERSION; }
+
+/* Before the interpreter ends, and without its lock: from now on every call of a matcher fails. Returns when nobody is
+   inside of one. */
+void specgrammar_llguidance_end() {
+  is_over.store(true);
+  while (num_inside.load()) std::this_thread::yield();
+}
 
 /* Bytes of a `State`, for Python to compare with its `MatcherState`. */
 int64_t specgrammar_llguidance_state_size() { return sizeof(State); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import weakref
 from functools import cache
@@ -71,6 +72,7 @@ def _library() -> ctypes.CDLL | None:
         library.specgrammar_llguidance_calls.argtypes = [ctypes.c_int64, ctypes.c_int64]
         library.specgrammar_llguidance_free.argtypes = [ctypes.c_void_p]
         library.specgrammar_llguidance_state_size.restype = ctypes.c_int64
+        atexit.register(library.specgrammar_llguidance_end)  # daemon threads may go on
         size: int = library.specgrammar_llguidance_state_size()
         if size != ctypes.sizeof(MatcherState):
             raise ConfigError(

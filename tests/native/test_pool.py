@@ -251,6 +251,36 @@ print("done")
     assert finished(script) == "done\n"
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_walks_that_take_the_interpreters_lock_let_it_end(num_threads: int) -> None:
+    """It ends threads that ask for its lock then, and with one of C++ the process."""
+    script = """
+import threading, time
+import numpy as np
+from specgrammar import GrammarSession
+from specgrammar.grammar.filling import fill_rows
+from specgrammar.grammar.rows import MaskRows
+from specgrammar.testing.toys import GRAMMARS, VOCABULARY
+from specgrammar.trees.tree import HostTree
+from tests.native.walks import Always
+from tests.toys import matcher
+
+tree = HostTree.from_chains([[0, 0, 39, 1, 38]] * 64)
+batch = [GrammarSession(VOCABULARY, matcher("llguidance", GRAMMARS[3])) for _ in range(64)]
+bitmask = np.zeros((320, VOCABULARY.num_words), np.int32)
+workers = Always(NUM_THREADS)
+
+def walk():
+    while True:
+        fill_rows(batch, tree, MaskRows(bitmask, 320), workers)
+
+threading.Thread(target=walk, daemon=True).start()
+time.sleep(0.3)
+print("done")
+"""
+    assert finished(script.replace("NUM_THREADS", str(num_threads))) == "done\n"
+
+
 def test_nothing_native_is_freed_when_the_interpreter_ends() -> None:
     """Daemon threads may be inside of it."""
     kept = [NativePool(2), matcher("xgrammar", GRAMMARS[3]), matcher("llguidance", GRAMMARS[3])]
