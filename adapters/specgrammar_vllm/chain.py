@@ -39,7 +39,7 @@ def fill_chain(
 
     Raises:
         DeadEndError: nothing is legal at the committed state.
-        MatcherError: the backend failed.
+        MatcherError: the backend failed, or there are too few rows.
     """
     cursor = session.cursor
     assert cursor is not None
