@@ -147,6 +147,6 @@ def _repeated(way: Rest | None) -> tuple[object, ...] | None:
         before, way = (way.head,), way.tail
     if way is not None and isinstance(way.head, Repeat):
         item, least, most = way.head.item, way.head.least, way.head.most
-        if isinstance(item, Chars) and 0 < least == most <= _LONG:
+        if isinstance(item, Chars) and least == most and 0 < least <= _LONG:
             return *before, item, way.tail
     return None

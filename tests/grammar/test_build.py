@@ -247,7 +247,7 @@ class ThreeThreads(FillWorkers):
     def __init__(self) -> None:
         super().__init__(3)
 
-    def num_threads(self, *_: object) -> int:
+    def num_threads(self, num_nodes: int, kind: str = "walk") -> int:  # noqa: ARG002
         return 3
 
 

@@ -116,12 +116,12 @@ def test_moves_that_are_not_kept_are_taken_back(num_kept: int) -> None:
 
 
 class Fails(CalledBack):
-    def native_fill(self, _: NDArray[np.int32]) -> None:
+    def native_fill(self, row: NDArray[np.int32]) -> None:  # noqa: ARG002
         raise RuntimeError("planted in a fill")
 
 
 class FailsToMove(CalledBack):
-    def native_accept(self, _: int) -> bool:
+    def native_accept(self, token: int) -> bool:  # noqa: ARG002
         raise RuntimeError("planted in a move")
 
 

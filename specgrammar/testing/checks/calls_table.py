@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-Move = ctypes.CFUNCTYPE(_INT32, _POINTER, _POINTER, _INT32)
+Move: Any = ctypes.CFUNCTYPE(_INT32, _POINTER, _POINTER, _INT32)
 """Of `accept` and `rollback`."""
-Fill = ctypes.CFUNCTYPE(_INT32, _POINTER, _POINTER, _POINTER)
-Reason = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER, _INT64)
+Fill: Any = ctypes.CFUNCTYPE(_INT32, _POINTER, _POINTER, _POINTER)
+Reason: Any = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER, _INT64)
 
 
 class CallsTable(ctypes.Structure):
