@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import weakref
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import tvm_ffi.libinfo
-import xgrammar
 
 from specgrammar.errors import ConfigError
 from specgrammar.native.library import SWITCH, is_wanted, load
@@ -63,7 +63,7 @@ def _library() -> ctypes.CDLL | None:
 @cache
 def _methods() -> tuple[int, ...]:
     """The functions behind xgrammar's methods, which live as long as the process."""
-    base: Any = xgrammar.base
+    base: Any = import_module("xgrammar.base")
     handle_type: Any = base._core.GrammarMatcher
     functions = {method.name: method.func for method in handle_type.__tvm_ffi_type_info__.methods}
     missing = [name for name in _METHODS if name not in functions]
