@@ -223,7 +223,7 @@ def test_failure_29_the_grammar_restarts_after_a_recompute(algorithm: str) -> No
 @pytest.mark.parametrize("token", OUTSIDE[1:])
 def test_failure_51_an_id_outside_the_vocabulary_poisons_a_matcher(token: int) -> None:
     naive: Any = matcher(PAIRS, "llguidance")
-    native = naive._native  # the library's own
+    native = naive._state.native  # the library's own
     assert not native.consume_token(min(token, 2**31))
     assert native.is_error()
     assert not native.consume_token(AB), "legal, and refused for good"

@@ -118,7 +118,9 @@ def test_failure_59_max_new_tokens_is_overshot_by_accepted_drafts() -> None:
 def test_failure_62_a_grammar_that_can_only_end_refuses_the_stop_token(name: str) -> None:
     once = GrammarSpec.regex("ab")
     naive: Any = matcher(once, "llguidance")
-    native = naive._native  # the library's own, which stops by itself where nothing but the end can follow
+    native = (
+        naive._state.native
+    )  # the library's own, which stops by itself where nothing but the end can follow
     assert native.try_consume_tokens([AB]) == 1
     assert native.is_stopped()
     assert native.try_consume_tokens([STOP]) == 0, "the token that the model says next is refused"

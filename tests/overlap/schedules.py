@@ -125,7 +125,7 @@ def run_schedule(choose: Choose, algorithm: str | None = None, policy: str | Non
         agree_joins=join_in_order,
     )
     if (workers := mask_parts_of(engine).workers) is not None:  # as many as the schedule says, not the clock
-        workers.__dict__["num_threads"] = lambda _: 1 + choose(2)
+        workers.__dict__["num_threads"] = lambda *_: 1 + choose(2)
     play = Play(engine, REQUESTS, partial(alone, name), choose)
     play.run()
     play.check_outputs()

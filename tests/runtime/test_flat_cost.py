@@ -61,6 +61,8 @@ def check_short(bench: Bench, num_earlier: Sequence[int] = NUM_EARLIER) -> None:
             decode()
         held = footprint(bench.engine)
         held.pop("BitmaskGuard._last[]", None)  # the array that was seen last: one of the ring's
+        for name in ("_Size._spent", "_Size._spent[]", "FillWorkers._sizes"):
+            held.pop(name, None)  # nine times of each number of threads and power of two of nodes, however long
         sizes.append(held)
         num_threads.append(threading.active_count())
         costs.append(cost_of(bench, decode, 4))
