@@ -108,7 +108,9 @@ class NativeBatch:
 
 
 def address(values: NDArray[Any]) -> int:
-    """Where a C-contiguous array lies; the caller keeps it alive."""
-    if values.flags.writeable and values.size:  # in a fourth of the time that NumPy takes to tell
+    """Where a C-contiguous array lies, 0 for one without elements; the caller keeps it alive."""
+    if not values.size:
+        return 0
+    if values.flags.writeable:  # in a fourth of the time that NumPy takes to tell
         return ctypes.addressof(ctypes.c_char.from_buffer(values.data))
     return int(values.ctypes.data)
