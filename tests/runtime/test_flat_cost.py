@@ -76,14 +76,14 @@ def check_bytes(bench: Bench) -> None:
     held = []
     tracemalloc.start()
     try:
-        for number in range(1, 501):
+        for number in range(1, 1001):
             bench.write_short(number)
-            if number in (250, 500):
+            if number in (500, 1000):  # NumPy keeps small blocks for later, more of them at first
                 gc.collect()
                 held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert held[1] - held[0] < 12_000, "48 bytes a request"
+    assert held[1] - held[0] < 24_000, "48 bytes a request"
 
 
 @pytest.mark.parametrize("name, algorithm, policy", SETUPS)
