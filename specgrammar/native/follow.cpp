@@ -65,21 +65,18 @@ class Follower {
     if (end - best < 2) return kNobodyMoved;
     row_.resize(static_cast<size_t>(request_.calls->num_words));
     if (request_.calls->fill(request_.calls, request_.matcher, row_.data()) < 0) return kFailedToMove;
-    const int64_t* legal = std::find_if(best + 1, end, [this](int64_t other) { return is_legal(other); });
+    const int64_t* legal = std::find_if(best + 1, end, [this](int64_t other) {
+      return trees_.is_legal(other, row_.data());
+    });
     if (legal == end || !is_text(*legal)) return kNobodyMoved;
     token = *legal;
     const int32_t moved = request_.calls->accept(request_.calls, request_.matcher, static_cast<int32_t>(token));
     return moved < 0 ? kFailedToMove : moved ? kMoved : kNobodyMoved;
   }
 
-  bool is_legal(int64_t token) const {
-    return token >= 0 && token < trees_.vocab_size && (row_[static_cast<size_t>(token >> 5)] >> (token & 31) & 1);
-  }
-
   /* Not a stop token, which the calls do not take, nor an id outside the vocabulary. */
   bool is_text(int64_t token) const {
-    const int64_t* end = trees_.stop_ids + trees_.num_stop_ids;
-    return token >= 0 && token < trees_.vocab_size && std::find(trees_.stop_ids, end, token) == end;
+    return token >= 0 && token < trees_.vocab_size && !trees_.is_stop(token);
   }
 
   int64_t child_with(int64_t node, int64_t token) const {

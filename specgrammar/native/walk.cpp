@@ -54,9 +54,9 @@ class Walk {
     for (;;) {
       while (child >= 0) {
         const int64_t draft = tokens_[child];
-        if (!is_legal(draft)) {
+        if (!trees_.is_legal(draft, row_)) {
           child = next_sibling_[child];
-        } else if (is_stop(draft)) {
+        } else if (trees_.is_stop(draft)) {
           status_[child] = kEnded;
           is_barren = false;
           child = next_sibling_[child];
@@ -110,15 +110,6 @@ class Walk {
   Outcome failed() {
     request_.calls->reason(request_.calls, request_.matcher, reason_, kReasonSize);
     return kFailed;
-  }
-
-  bool is_legal(int64_t draft) const {
-    return draft >= 0 && draft < trees_.vocab_size && (row_[draft >> 5] >> (draft & 31) & 1);
-  }
-
-  bool is_stop(int64_t draft) const {
-    const int64_t* end = trees_.stop_ids + trees_.num_stop_ids;
-    return std::find(trees_.stop_ids, end, draft) != end;
   }
 
   bool is_empty() const {

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -33,6 +34,15 @@ struct Trees {
   int64_t vocab_size;
   const int64_t* stop_ids;
   int64_t num_stop_ids;
+
+  bool is_stop(int64_t token) const {
+    return std::find(stop_ids, stop_ids + num_stop_ids, token) != stop_ids + num_stop_ids;
+  }
+
+  /* Whether a row allows a token, which may be any number. */
+  bool is_legal(int64_t token, const int32_t* row) const {
+    return token >= 0 && token < vocab_size && (row[token >> 5] >> (token & 31) & 1);
+  }
 };
 
 /* Where walks write. In the compact layout rows are handed out in the order in which nodes are reached; in the dense

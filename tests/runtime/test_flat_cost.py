@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -61,8 +62,13 @@ def check_short(bench: Bench, num_earlier: Sequence[int] = NUM_EARLIER) -> None:
             decode()
         held = footprint(bench.engine)
         held.pop("BitmaskGuard._last[]", None)  # the array that was seen last: one of the ring's
-        for name in ("_Size._spent", "_Size._spent[]", "FillWorkers._sizes"):
-            held.pop(name, None)  # nine times of each number of threads and power of two of nodes, however long
+        # What is known of threads grows until every size of steps that there is was tried often enough.
+        num_sizes, num_choices, num_times = (
+            held.pop(name, 0) for name in ("FillWorkers._sizes", "_Size._spent", "_Size._spent[]")
+        )
+        assert num_sizes <= 8
+        assert num_choices <= (os.cpu_count() or 1) * num_sizes
+        assert num_times <= 9 * num_choices
         sizes.append(held)
         num_threads.append(threading.active_count())
         costs.append(cost_of(bench, decode, 4))
