@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from benchmarks.grammars import Grammars
 from benchmarks.scenes import Scene
 from specgrammar.grammar.bitmask import BitmaskRing
+from specgrammar.grammar.native_follow import Draws
 from specgrammar.grammar.staging import Resolved
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.spec import DecodeBatch, RequestView
@@ -50,6 +51,10 @@ class SeparateMemory(InlineDevice):
 
     shares_host_memory = False
 
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy now, by this thread alone: torch would wake its own for it, which no copy engine does."""
+        np.copyto(destination.numpy(), source.numpy())
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -67,14 +72,12 @@ class Drawn:
 
 
 def reads_back(best: torch.Tensor) -> type[LazyWalk]:
-    """A walk that copies what the device drew, int64 `[num_nodes, NUM_BEST]`, instead of drawing."""
+    """A walk that copies what the device drew, int32 `[num_nodes, NUM_BEST]`, instead of drawing."""
 
     class ReadsBack(LazyWalk):
-        def draw_at_once(self, tree: HostTree) -> NDArray[np.int64]:
+        def draw_at_once(self, tree: HostTree) -> Draws:
             assert tree.num_nodes == len(best)
-            self._best = best.clone().numpy()
-            self._num_sure = np.full(len(best), best.shape[1] - 1)
-            return self._best[:, 0].copy()
+            return Draws(self._readback.read(best), np.full(len(best), best.shape[1] - 1))
 
     return ReadsBack
 
@@ -116,7 +119,7 @@ class Lazy:
         device = SeparateMemory()
         ring = BitmaskRing(device, vocabulary.num_words, num_slots=1)
         parts = MaskParts(Ledger(), ring, device, vocabulary, self.workers, "target_only", Trace())
-        best = torch.from_numpy(best_tokens(scene, grammars, self.backend, leaves_with))
+        best = torch.from_numpy(best_tokens(scene, grammars, self.backend, leaves_with).astype(np.int32))
         logits = torch.zeros((scene.tree.num_nodes, vocabulary.vocab_size))
         step = LaunchedStep(
             batch_of(scene),

@@ -66,8 +66,7 @@ def _fill_natively(
 ) -> bool:
     """Fill rows from the first on; whether something is legal behind the last draft."""
     rows = MaskRows(bitmask, len(drafts) + 1)
-    batch = NativeBatch(HostTree.from_chains([[0, *drafts]]), session.vocabulary)
-    batch.add(0, native)
+    batch = NativeBatch(HostTree.from_chains([[0, *drafts]]), session.vocabulary, [native])
     walk_batch(batch, rows)
     for _, error in batch.failures():
         raise error

@@ -72,7 +72,9 @@ class LLGuidanceMatcher:
         self._state = MatcherState(id(self), template.deep_copy(), [], self._unread.ctypes.data)
         self._table = table
         self._native_calls = (
-            None if table.address is None else NativeCalls(table.address, ctypes.addressof(self._state))
+            None
+            if table.address is None
+            else NativeCalls(table.address, ctypes.addressof(self._state), id(template))
         )
 
     @property

@@ -152,7 +152,8 @@ class XGrammarBackend:
             raise MatcherError(
                 f"xgrammar: the grammar was compiled by another backend ({type(compiled).__name__})"
             )
-        return XGrammarMatcher(xgrammar.GrammarMatcher(compiled.native), self._guard, self._legal, self._table)
+        native = xgrammar.GrammarMatcher(compiled.native)
+        return XGrammarMatcher(native, self._guard, self._legal, self._table, id(compiled))
 
 
 def _has_keyword(spec: GrammarSpec, keyword: str) -> bool:

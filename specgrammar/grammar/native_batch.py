@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,36 +28,33 @@ class NativeBatch:
     """Requests, their trees and their vocabulary by address, and how they ended.
 
     Attributes:
-        numbers: which requests of the batch.
+        numbers: which requests of the batch, in order.
         num_nodes: of the whole batch.
     """
 
-    def __init__(self, tree: HostTree, vocabulary: Vocabulary) -> None:
-        """No request yet.
+    def __init__(self, tree: HostTree, vocabulary: Vocabulary, natives: Sequence[NativeCalls | None]) -> None:
+        """Take the requests that native code can move.
 
         Args:
             tree: of the whole batch; valid.
             vocabulary: ids outside of it are illegal, its stop ids end a path.
+            natives: for each request how native code moves its matcher, which stands behind its root's token;
+                None where it is not to. Of requests that share a matcher the first is taken, as two threads
+                might move it.
         """
-        self.numbers: array[int] = array("q")
+        found = {i: native for i, native in enumerate(natives) if native is not None}
+        if len({native.matcher for native in found.values()}) < len(found):
+            first_with = {native.matcher: i for i, native in reversed(found.items())}
+            found = {i: found[i] for i in sorted(first_with.values())}
+        self.numbers: array[int] = array("q", found)
         self.num_nodes: int = len(tree.draft_tokens)
         self._tree, self._vocabulary = tree, vocabulary
-        self._calls, self._matchers = array("Q"), array("Q")
-        self._seen = set[int]()
+        self._natives = array("Q", chain.from_iterable(found.values()))
 
-    def add(self, number: int, native: NativeCalls) -> bool:
-        """Take a request of the batch, whose matcher stands behind its root's token.
-
-        Returns:
-            Whether it was taken. A matcher that is in the batch already is not, as two threads might move it.
-        """
-        if native.matcher in self._seen:
-            return False
-        self._seen.add(native.matcher)
-        self.numbers.append(number)
-        self._calls.append(native.calls)
-        self._matchers.append(native.matcher)
-        return True
+    def others(self) -> list[int]:
+        """The requests of the batch that were not taken."""
+        bs = len(self._tree.cu_nodes) - 1
+        return [] if len(self.numbers) == bs else sorted({*range(bs)}.difference(self.numbers))
 
     def inputs(self, num_threads: int, pool: int | None) -> list[int | None]:
         """The arguments that every call begins with; they hold as long as this object.
@@ -77,7 +75,8 @@ class NativeBatch:
         ]
         return [
             num_requests,
-            *(part.buffer_info()[0] for part in (self.numbers, self._calls, self._matchers)),
+            self.numbers.buffer_info()[0],
+            self._natives.buffer_info()[0],
             *map(address, self._trees),
             vocabulary.vocab_size,
             *self._stop_ids.buffer_info(),
@@ -105,6 +104,16 @@ class NativeBatch:
         reason = text.split(b"\0", 1)[0].decode(errors="replace")
         reason = one_line(reason.strip() or "it gave no reason")
         return MatcherError(f"the grammar backend failed in native code: {reason}")
+
+
+def check_native(native: object) -> None:
+    """Raise MatcherError for what native code cannot be given: its addresses are followed as they are."""
+    try:
+        is_one = isinstance(native, NativeCalls) and bool(array("Q", native))
+    except (TypeError, OverflowError):
+        is_one = False
+    if not is_one:
+        raise MatcherError(f"native_calls gave {native!r}; expected NativeCalls of two addresses and a number")
 
 
 def address(values: NDArray[Any]) -> int:

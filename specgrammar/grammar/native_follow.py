@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.native_batch import NativeBatch, address
 from specgrammar.native.library import core
+from specgrammar.trees.paths import Paths
 from specgrammar.trees.tree import HostTree
 
 if TYPE_CHECKING:
@@ -21,89 +21,83 @@ if TYPE_CHECKING:
 class Draws(NamedTuple):
     """What the target drew at every node of a batch."""
 
-    drawn: NDArray[np.int64]
-    """`[num_nodes]`, -1 for none."""
-    best: NDArray[np.int64]
-    """`[num_nodes, num_best]`: the tokens that would be drawn if those before them were forbidden."""
+    best: NDArray[np.int32]
+    """`[num_nodes, num_best]`, C-contiguous: the draw, -1 for none, and behind it what would be drawn if those
+    before were forbidden."""
     num_sure: NDArray[np.int64]
-    """`[num_nodes]`: how many of `best` come in this order for certain; the first of them is `drawn`."""
+    """`[num_nodes]`: how many of `best` come in this order for certain. The draw holds in any case."""
 
 
-class Followed(NamedTuple):
-    """How far a request's grammar was moved."""
+class Stuck(NamedTuple):
+    """A request whose walk goes on otherwise."""
 
     number: int
     """Which request of the batch."""
-    nodes: list[int]
-    """Its path from the root on, flat."""
-    tokens: list[int]
-    """The choice at each of them, which the grammar was moved over."""
-    stuck: int
-    """The node (flat) at which the walk goes on otherwise: nothing is chosen there yet. -1 where it is over."""
+    node: int
+    """Where (flat): nothing is chosen there yet."""
+    is_refused: bool
+    """None of the draws that are known there is legal."""
 
 
 def follow_natively(
-    sessions: Mapping[int, GrammarSession],
+    sessions: Sequence[GrammarSession | None],
     tree: HostTree,
     status: NDArray[np.int8],
     draws: Draws,
+    paths: Paths,
     workers: FillWorkers | None = None,
-) -> list[Followed]:
-    """Move the grammars that native code can move along the draws.
+) -> list[Stuck]:
+    """Move the grammars that native code can move along the draws, and write where they went.
 
     A draw that is illegal gives way to the next best that is legal. A walk is stuck where none is known, and
-    where a stop token is drawn, or an id outside the vocabulary. One that fails is over, and ends its request.
+    where a stop token is drawn, or an id outside the vocabulary. One that fails is over, and ends its request;
+    its path is empty.
 
     Args:
-        sessions: by their request's number.
+        sessions: one per request of the tree, in its order; None for one that is not to be moved.
         tree: of the whole batch; valid.
         status: int8 `[num_nodes]`: only drafts that are FREE are gone through.
         draws: see there.
+        paths: empty ones, which are written to; those of requests that are not followed stay empty.
         workers: threads to share the requests among, where measurement says that it pays.
 
     Returns:
-        The requests that were followed; the others are as they were. Of requests that share a matcher the first
-        is followed.
+        The walks that are not over, by request. Those that native code cannot move are stuck at their roots; of
+        requests that share a matcher the first is followed.
     """
-    vocabulary = next((session.vocabulary for session in sessions.values()), None)
-    if vocabulary is None:
-        return []
-    batch = NativeBatch(tree, vocabulary)
-    for number, session in sessions.items():
-        native = session.native_calls()
-        if native is not None and session.vocabulary is vocabulary:
-            batch.add(number, native)
-    library = core()
-    if library is None or not batch.numbers:
-        return []
-    nodes, tokens = np.empty(len(tree.draft_tokens), np.int64), np.empty(len(tree.draft_tokens), np.int64)
-    lengths, stuck = np.empty(len(batch.numbers), np.int64), np.empty(len(batch.numbers), np.int64)
-    kept = [np.ascontiguousarray(part) for part in (status, *draws)]
+    library, roots = core(), tree.cu_nodes[:-1]
+    vocabulary = next((session.vocabulary for session in sessions if session is not None), None)
+    if library is None or vocabulary is None:
+        return [Stuck(number, root, False) for number, root in enumerate(roots.tolist())]
+    if workers is not None:
+        workers.rouse(len(sessions), "follow")
+    natives = [s.native_calls() if s is not None and s.vocabulary is vocabulary else None for s in sessions]
+    batch = NativeBatch(tree, vocabulary, natives)
+    others = [Stuck(number, int(roots[number]), False) for number in batch.others()]
+    if not batch.numbers:
+        return others
+    num_followed = len(batch.numbers)
+    lengths, stuck = np.empty(num_followed, np.int64), np.empty(num_followed, np.int64)
+    is_refused = np.empty(num_followed, np.bool_)
 
     def call(num_threads: int = 1, pool: int | None = None) -> int:
         library.specgrammar_follow(
             *batch.inputs(num_threads, pool),
-            *(address(kept[0]), address(kept[1]), address(kept[2]), kept[2].shape[1], address(kept[3])),
-            *map(address, (nodes, tokens, lengths, stuck)),
+            *(address(status), address(draws.best), draws.best.shape[1], address(draws.num_sure)),
+            *map(address, (paths.nodes, paths.tokens, lengths, stuck, is_refused)),
             *batch.results(),
         )
-        return len(batch.numbers)
+        return num_followed
 
-    call() if workers is None else workers.run(call, len(batch.numbers), "follow")
+    call() if workers is None else workers.run(call, len(sessions), "follow")
     for number, error in batch.failures():
-        sessions[number].fail(error)
-    all_nodes, all_tokens, starts = nodes.tolist(), tokens.tolist(), tree.cu_nodes.data
-    found = list[Followed]()
-    for number, length, node in zip(batch.numbers, lengths.tolist(), stuck.tolist(), strict=True):
-        first, session = starts[number], sessions[number]
-        chosen = all_tokens[first : first + length]
-        if session.finish is None:
-            try:
-                session.followed(chosen)
-            except Exception as error:
-                session.fail(as_request_error(error))
-        if session.finish is not None:
-            found.append(Followed(number, [], [], -1))
-        else:
-            found.append(Followed(number, all_nodes[first : first + length], chosen, node))
-    return found
+        if (session := sessions[number]) is not None:
+            session.fail(error)
+    paths.lengths[batch.numbers] = lengths
+    begins, chosen = roots[batch.numbers].tolist(), paths.tokens.data
+    for index, (number, begin, length) in enumerate(zip(batch.numbers, begins, lengths.tolist(), strict=True)):
+        session = sessions[number]
+        if session is not None and not session.followed(chosen[begin : begin + length].tolist()):
+            paths.lengths[number], stuck[index] = 0, -1
+    going_on = np.flatnonzero(stuck >= 0).tolist()
+    return sorted([*others, *(Stuck(batch.numbers[i], int(stuck[i]), bool(is_refused[i])) for i in going_on)])

@@ -39,12 +39,11 @@ def walk_natively(
     """
     if not sessions:
         return []
+    if workers is not None:
+        workers.rouse(len(tree.draft_tokens))
     vocabulary = sessions[0].vocabulary
-    batch, others = NativeBatch(tree, vocabulary), list[int]()
-    for number, session in enumerate(sessions):
-        native = session.native_calls()
-        if native is None or session.vocabulary is not vocabulary or not batch.add(number, native):
-            others.append(number)
+    natives = [session.native_calls() if session.vocabulary is vocabulary else None for session in sessions]
+    batch = NativeBatch(tree, vocabulary, natives)
     if batch.numbers:
         if workers is None:
             walk_batch(batch, rows)
@@ -52,7 +51,7 @@ def walk_natively(
             workers.run(lambda *threads: walk_batch(batch, rows, *threads), len(tree.draft_tokens))
         for number, error in batch.failures():
             sessions[number].fail(error)
-    return others
+    return batch.others()
 
 
 def walk_batch(batch: NativeBatch, rows: MaskRows, num_threads: int = 1, pool: int | None = None) -> int:

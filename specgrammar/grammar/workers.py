@@ -59,6 +59,16 @@ class FillWorkers:
         could_pay = max(1, 1 + int(alone / (2 * self._handover_s))) if size.tried(1) else 1
         return size.choose(_powers_of_two(min(self.max_threads, could_pay)))
 
+    def rouse(self, num_nodes: int, kind: str = "walk") -> None:
+        """Wake the threads that `run` will use, while the caller prepares what it will run.
+
+        Args:
+            num_nodes: as in `num_threads`.
+            kind: likewise.
+        """
+        if (num_threads := self.num_threads(num_nodes, kind)) > 1:
+            self._pool.rouse(num_threads)
+
     def run(self, work: Callable[[int, int | None], int], num_nodes: int, kind: str = "walk") -> None:
         """Call `work` with a number of threads and the pool that has them; learn from how long it took.
 

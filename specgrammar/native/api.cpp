@@ -1,10 +1,15 @@
 /* What Python calls (see `library.py`): plain C, arrays by address. */
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdio>
 #include <exception>
 #include <functional>
 #include <new>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "follow.h"
 #include "pool.h"
@@ -18,26 +23,86 @@ using specgrammar::Trees;
 
 namespace {
 
+/* What Python gives of a request's matcher. */
+struct Native {
+  const SpecgrammarCalls* calls;
+  void* matcher;
+  uint64_t grammar; /* matchers with the same number read the same compiled grammar */
+};
+
 /* Which requests of a batch a call is about, and how their grammars are moved. */
 struct Requests {
   int64_t count;
   const int64_t* numbers;
-  const SpecgrammarCalls* const* calls;
-  void* const* matchers;
+  const Native* natives;
   const int64_t* cu_nodes;
 
   Request operator[](int64_t i) const {
     const int64_t first = cu_nodes[numbers[i]];
-    return {calls[i], matchers[i], first, cu_nodes[numbers[i] + 1] - first};
+    return {natives[i].calls, natives[i].matcher, first, cu_nodes[numbers[i] + 1] - first};
+  }
+
+  /* Those of one grammar behind the first of them, so that what a fill reads is in the caches. */
+  std::vector<int64_t> by_grammar() const {
+    std::vector<int64_t> order(static_cast<size_t>(count)), leader(order.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto sort_by = [&order](const auto& key) {
+      std::sort(order.begin(), order.end(), [&key](int64_t left, int64_t right) {
+        return std::make_pair(key(left), left) < std::make_pair(key(right), right);
+      });
+    };
+    sort_by([this](int64_t i) { return natives[i].grammar; });
+    int64_t first = order.empty() ? 0 : order.front();
+    for (const int64_t i : order) {
+      if (natives[i].grammar != natives[first].grammar) first = i;
+      leader[static_cast<size_t>(i)] = first;
+    }
+    sort_by([&leader](int64_t i) { return leader[static_cast<size_t>(i)]; });
+    return order;
   }
 };
 
-/* Call `work` for each of `count` requests, on as many threads of the pool as asked, each taking the next one. */
+/* Places 0 to `count` for some threads: each takes from a part of its own first, then what is left of the others'. */
+class Shares {
+ public:
+  Shares(int64_t count, int num_threads) : num_parts_(std::clamp(num_threads, 1, specgrammar::kMostThreads)) {
+    for (int part = 0; part < num_parts_; ++part) {
+      parts_[part].next.store(count * part / num_parts_);
+      parts_[part].end = count * (part + 1) / num_parts_;
+    }
+  }
+
+  template <typename Work>
+  void take(const Work& work) {
+    const int own = num_takers_.fetch_add(1);
+    for (int turn = 0; turn < num_parts_; ++turn) {
+      Part& part = parts_[(own + turn) % num_parts_];
+      for (int64_t place; (place = part.next.fetch_add(1, std::memory_order_relaxed)) < part.end;) work(place);
+    }
+  }
+
+ private:
+  struct alignas(64) Part {  // a line of the caches: threads do not wait for each other's
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+
+  int num_parts_;
+  std::atomic<int> num_takers_{0};
+  std::array<Part, specgrammar::kMostThreads> parts_;
+};
+
+/* Call `work` for each request, on as many threads of the pool as asked. */
 template <typename Work>
-void for_each(int64_t count, void* pool, int32_t num_threads, const Work& work) {
-  std::atomic<int64_t> next{0};
+void for_each(const Requests& requests, void* pool, int32_t num_threads, const Work& work) {
+  std::vector<int64_t> order;
+  try {
+    order = requests.by_grammar();
+  } catch (const std::bad_alloc&) {  // then they are taken as they come
+  }
+  Shares shares(requests.count, pool ? num_threads : 1);
   const auto take = [&] {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+    shares.take([&](int64_t place) { work(order.empty() ? place : order[static_cast<size_t>(place)]); });
   };
   if (pool && num_threads > 1) {
     static_cast<Pool*>(pool)->run(num_threads, std::ref(take));  // refers to it: needs no memory
@@ -85,24 +150,25 @@ void specgrammar_pool_wake(void* pool, int32_t num_threads) {
   static_cast<Pool*>(pool)->run(num_threads, [] {});
 }
 
+/* A call will want threads in a moment. */
+void specgrammar_pool_rouse(void* pool, int32_t num_threads) { static_cast<Pool*>(pool)->rouse(num_threads); }
+
 /* Every call on a batch begins with its requests, its trees, its vocabulary and its threads, and ends with how they
-   ended: numbers[i], calls[i], matchers[i]: which request of the batch it is, and how its grammar is moved.
-   outcomes[i], refused[i], reasons[i * kReasonSize]: how it ended, the token that its matcher refused, why it failed. */
+   ended: numbers[i], natives[i]: which request of the batch it is, and how its grammar is moved. outcomes[i], refused[i], reasons[i * kReasonSize]: how it ended, the token that its matcher refused, why it failed. */
 
 /* Walk some requests of a batch; returns the number of the row behind the last one handed out.
 
    All nodes of a request that did not end well are dead; its rows belong to nobody, dense ones are all ones. */
-int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const SpecgrammarCalls* const* calls,
-                         void* const* matchers, const int64_t* cu_nodes, const int64_t* draft_tokens,
-                         const int64_t* next_token, const int64_t* next_sibling, int64_t vocab_size,
-                         const int64_t* stop_ids, int64_t num_stop_ids, void* pool, int32_t num_threads,
-                         int32_t* words, int64_t num_words, int32_t* owners, int8_t* status, int64_t first_row,
+int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
+                         const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
+                         int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
+                         int32_t num_threads, int32_t* words, int64_t num_words, int32_t* owners, int8_t* status, int64_t first_row,
                          int32_t dense, int32_t* outcomes, int64_t* refused, char* reasons) {
-  const Requests requests{num_requests, numbers, calls, matchers, cu_nodes};
+  const Requests requests{num_requests, numbers, natives, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
   Rows rows{words, num_words, owners, status, {first_row}, dense != 0};
   std::atomic<bool> all_well{true};
-  for_each(num_requests, pool, num_threads, [&](int64_t i) {
+  for_each(requests, pool, num_threads, [&](int64_t i) {
     const Request request = requests[i];
     char* const reason = reasons + i * specgrammar::kReasonSize;
     outcomes[i] = outcome_of(reason, [&] { return walk(request, trees, rows, reason, refused + i); });
@@ -122,25 +188,25 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Spe
 
 /* Move the matchers of some requests along what the target drew.
 
-   status, drawn, best, num_sure: by flat index of the whole batch; see `Draws` and `follow`.
-   nodes, tokens: request i's path begins at cu_nodes[numbers[i]]. lengths[i], stuck[i]: see `Path`. */
-void specgrammar_follow(int64_t num_requests, const int64_t* numbers, const SpecgrammarCalls* const* calls,
-                        void* const* matchers, const int64_t* cu_nodes, const int64_t* draft_tokens,
-                        const int64_t* next_token, const int64_t* next_sibling, int64_t vocab_size,
-                        const int64_t* stop_ids, int64_t num_stop_ids, void* pool, int32_t num_threads,
-                        const int8_t* status, const int64_t* drawn, const int64_t* best, int64_t num_best,
+   status, best, num_sure: by flat index of the whole batch; see `Draws` and `follow`.
+   nodes, tokens: request i's path begins at cu_nodes[numbers[i]]. lengths[i], stuck[i], is_refused[i]: see `Path`. */
+void specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
+                        const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
+                        int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
+                        int32_t num_threads, const int8_t* status, const int32_t* best, int64_t num_best,
                         const int64_t* num_sure, int64_t* nodes, int64_t* tokens, int64_t* lengths, int64_t* stuck,
-                        int32_t* outcomes, int64_t* /* refused */, char* reasons) {
-  const Requests requests{num_requests, numbers, calls, matchers, cu_nodes};
+                        int8_t* is_refused, int32_t* outcomes, int64_t* /* refused */, char* reasons) {
+  const Requests requests{num_requests, numbers, natives, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
-  const specgrammar::Draws draws{drawn, best, num_best, num_sure};
-  for_each(num_requests, pool, num_threads, [&](int64_t i) {
+  const specgrammar::Draws draws{best, num_best, num_sure};
+  for_each(requests, pool, num_threads, [&](int64_t i) {
     const Request request = requests[i];
-    specgrammar::Path path{nodes + request.first, tokens + request.first, 0, -1};
+    specgrammar::Path path{nodes + request.first, tokens + request.first, 0, -1, false};
     char* const reason = reasons + i * specgrammar::kReasonSize;
     outcomes[i] = outcome_of(reason, [&] { return follow(request, trees, status, draws, path, reason); });
     lengths[i] = path.length;
     stuck[i] = path.stuck;
+    is_refused[i] = path.is_refused;
   });
 }
 

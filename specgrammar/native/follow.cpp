@@ -8,7 +8,7 @@ namespace specgrammar {
 namespace {
 
 /* What a choice at a node comes to. */
-enum Choice { kMoved, kNobodyMoved, kFailedToMove };
+enum Choice { kMoved, kNobodyMoved, kAllRefused, kFailedToMove };
 
 /* Memory for a row, kept from call to call. */
 std::vector<int32_t>& scratch() {
@@ -35,6 +35,9 @@ class Follower {
       switch (choose(node, token)) {
         case kFailedToMove:
           return kFailed;
+        case kAllRefused:
+          path.is_refused = true;
+          [[fallthrough]];
         case kNobodyMoved:
           path.stuck = request_.first + node;
           return kWalked;
@@ -50,7 +53,7 @@ class Follower {
 
  private:
   Choice choose(int64_t node, int64_t& token) {
-    token = draws_.drawn[request_.first + node];
+    token = draws_.best[(request_.first + node) * draws_.num_best];
     if (!is_text(token)) return kNobodyMoved;
     const int32_t moved = request_.calls->accept(request_.calls, request_.matcher, static_cast<int32_t>(token));
     if (moved) return moved < 0 ? kFailedToMove : kMoved;
@@ -60,15 +63,16 @@ class Follower {
   /* The best token that is legal. A row costs as much as a few refusals, and tells all of them. */
   Choice choose_next_best(int64_t node, int64_t& token) {
     const int64_t index = request_.first + node;
-    const int64_t* best = draws_.best + index * draws_.num_best;
-    const int64_t* end = best + draws_.num_sure[index];
-    if (end - best < 2) return kNobodyMoved;
+    const int32_t* best = draws_.best + index * draws_.num_best;
+    const int32_t* end = best + draws_.num_sure[index];
+    if (end - best < 2) return kAllRefused;
     row_.resize(static_cast<size_t>(request_.calls->num_words));
     if (request_.calls->fill(request_.calls, request_.matcher, row_.data()) < 0) return kFailedToMove;
-    const int64_t* legal = std::find_if(best + 1, end, [this](int64_t other) {
+    const int32_t* legal = std::find_if(best + 1, end, [this](int32_t other) {
       return trees_.is_legal(other, row_.data());
     });
-    if (legal == end || !is_text(*legal)) return kNobodyMoved;
+    if (legal == end) return kAllRefused;
+    if (!is_text(*legal)) return kNobodyMoved;
     token = *legal;
     const int32_t moved = request_.calls->accept(request_.calls, request_.matcher, static_cast<int32_t>(token));
     return moved < 0 ? kFailedToMove : moved ? kMoved : kNobodyMoved;

@@ -10,10 +10,9 @@ namespace specgrammar {
 
 /* What the target drew at every node, by flat index. */
 struct Draws {
-  const int64_t* drawn;
-  const int64_t* best;     /* [nodes, num_best]: drawn first, next best behind it */
-  int64_t num_best;
-  const int64_t* num_sure; /* how many of them come in this order for certain, the first among them */
+  const int32_t* best;     /* [nodes, num_best]: what was drawn, -1 for nothing, and the next best behind it */
+  int64_t num_best;        /* at least 1 */
+  const int64_t* num_sure; /* how many of them come in this order for certain; the draw holds in any case */
 };
 
 /* Where a request's path goes. */
@@ -22,6 +21,7 @@ struct Path {
   int64_t* tokens; /* chosen behind each */
   int64_t length;  /* nodes whose choice the grammar was moved over */
   int64_t stuck;   /* the node (flat) at which somebody else has to go on; -1 where the path has ended */
+  bool is_refused; /* none of the draws that are known there is legal */
 };
 
 /* Move the matcher along the draws. A draw that is illegal gives way to the next best that is legal. The way stops at a

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specgrammar.errors import ConfigError
 
-_VERSION = 3
+_VERSION = 4
 """`SPECGRAMMAR_NATIVE_VERSION`: raised whenever a signature changes."""
 SWITCH = "SPECGRAMMAR_NATIVE"
 """Environment variable: `0` walks grammars by Python although native libraries are there."""
@@ -18,7 +18,7 @@ REASON_SIZE = 400
 
 _POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _BATCH = [
-    *(_INT64, _POINTER, _POINTER, _POINTER),  # requests
+    *(_INT64, _POINTER, _POINTER),  # requests
     *(_POINTER, _POINTER, _POINTER, _POINTER),  # their trees
     *(_INT64, _POINTER, _INT64),  # their vocabulary
     *(_POINTER, _INT32),  # threads
@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "specgrammar_pool_num_threads": (_INT32, [_POINTER]),
     "specgrammar_pool_free": (None, [_POINTER]),
     "specgrammar_pool_wake": (None, [_POINTER, _INT32]),
+    "specgrammar_pool_rouse": (None, [_POINTER, _INT32]),
     "specgrammar_walk": (
         _INT64,
         [
@@ -41,8 +42,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         None,
         [
             *_BATCH,
-            *(_POINTER, _POINTER, _POINTER, _INT64, _POINTER),  # the draws
-            *(_POINTER, _POINTER, _POINTER, _POINTER),  # the paths
+            *(_POINTER, _POINTER, _INT64, _POINTER),  # the draws
+            *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),  # the paths
             *_RESULTS,
         ],
     ),

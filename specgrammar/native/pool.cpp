@@ -3,13 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 namespace specgrammar {
 
 namespace {
-constexpr uint64_t kWanted = 0xFF;
+constexpr uint64_t kWanted = 0xFFFF;
 constexpr uint64_t kStop = kWanted;  // more than any call wants
-constexpr int kMostThreads = 128;
+constexpr uint64_t kRoused = 0x8000;
+constexpr std::chrono::microseconds kAwake{300};
 }  // namespace
 
 Pool::Pool(int num_threads) : owner_(getpid()) {
@@ -28,24 +30,37 @@ Pool::~Pool() { stop(); }
 bool Pool::is_here() const { return owner_ == getpid(); }
 
 void Pool::stop() {
-  call_.store((call_.load() | kWanted) + 1 + kStop);
-  call_.notify_all();
+  publish(kStop);
   for (std::thread& thread : threads_) thread.join();
 }
 
+int Pool::num_others(int num_threads) const {
+  return is_here() ? std::min<int>(num_threads - 1, static_cast<int>(threads_.size())) : 0;
+}
+
+void Pool::publish(uint64_t wanted) {
+  call_.store((call_.load() | kWanted) + 1 + wanted);
+  call_.notify_all();
+}
+
 void Pool::run(int num_threads, const std::function<void()>& work) {
-  const int num_others = std::min<int>(num_threads - 1, static_cast<int>(threads_.size()));
+  const int others = num_others(num_threads);
   std::unique_lock<std::mutex> lock(in_use_, std::try_to_lock);
-  if (num_others < 1 || !lock.owns_lock() || !is_here()) {
+  if (others < 1 || !lock.owns_lock()) {
     work();
     return;
   }
   work_ = &work;
-  num_left_.store(num_others);
-  call_.store((call_.load() | kWanted) + 1 + static_cast<uint64_t>(num_others));
-  call_.notify_all();
+  num_left_.store(others);
+  publish(static_cast<uint64_t>(others));
   work();
   for (int left = num_left_.load(); left; left = num_left_.load()) num_left_.wait(left);
+}
+
+void Pool::rouse(int num_threads) {
+  const int others = num_others(num_threads);
+  std::unique_lock<std::mutex> lock(in_use_, std::try_to_lock);
+  if (others > 0 && lock.owns_lock()) publish(kRoused | static_cast<uint64_t>(others));
 }
 
 void Pool::serve(int number) {
@@ -53,13 +68,21 @@ void Pool::serve(int number) {
   for (;;) {
     call_.wait(seen);
     seen = call_.load();
-    const uint64_t num_wanted = seen & kWanted;
-    if (num_wanted == kStop) return;
-    if (static_cast<uint64_t>(number) <= num_wanted) {
+    const uint64_t wanted = seen & kWanted;
+    if (wanted == kStop) return;
+    if (static_cast<uint64_t>(number) > (wanted & ~kRoused)) continue;
+    if (wanted & kRoused) {
+      stay_awake(seen);
+    } else {
       (*work_)();
       if (num_left_.fetch_sub(1) == 1) num_left_.notify_one();
     }
   }
+}
+
+void Pool::stay_awake(uint64_t seen) const {
+  const auto end = std::chrono::steady_clock::now() + kAwake;
+  while (call_.load() == seen && std::chrono::steady_clock::now() < end) std::this_thread::yield();
 }
 
 }  // namespace specgrammar

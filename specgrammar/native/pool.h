@@ -11,6 +11,9 @@
 
 namespace specgrammar {
 
+/* Of a pool, the caller among them. */
+constexpr int kMostThreads = 128;
+
 class Pool {
  public:
   /* Start `num_threads - 1` threads: the caller is one. Throws std::system_error where the system has no more, and
@@ -29,12 +32,20 @@ class Pool {
      or whose threads stayed in the process that this one was forked from, leaves it to this thread alone. */
   void run(int num_threads, const std::function<void()>& work);
 
+  /* Wake the threads that a call will want in a moment: until it comes they stay awake, but not for long. To wake one
+     takes as long as a few dozen fills, in which the caller can prepare its call. */
+  void rouse(int num_threads);
+
  private:
+  int num_others(int num_threads) const;
+  void publish(uint64_t wanted);
   void serve(int number);
+  void stay_awake(uint64_t seen) const;
   void stop();
 
   /* A call is published as one word, so that a thread which wakes late sees which call it is and whether it is
-     wanted: the number of the call above, the number of threads that are wanted in the lowest byte. */
+     wanted: the number of the call above, the number of threads that are wanted in the lowest 16 bits, and whether
+     they are only to stay awake. */
   std::atomic<uint64_t> call_{0};
   std::atomic<int> num_left_{0};
   const std::function<void()>* work_ = nullptr;

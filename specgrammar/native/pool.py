@@ -33,3 +33,9 @@ class NativePool:
         library = core()
         if library is not None and self.handle is not None:
             library.specgrammar_pool_wake(self.handle, num_threads)
+
+    def rouse(self, num_threads: int) -> None:
+        """Wake threads for a call that is being prepared; they wait awake for it, 0.3 ms at most."""
+        library = core()
+        if library is not None and self.handle is not None:
+            library.specgrammar_pool_rouse(self.handle, num_threads)

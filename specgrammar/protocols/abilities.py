@@ -48,6 +48,9 @@ class NativeCalls(NamedTuple):
     """The address of a `SpecgrammarCalls`, valid as long as the matcher."""
     matcher: int
     """The address that its functions are given, valid as long as the matcher."""
+    grammar: int = 0
+    """Matchers with the same number read the same compiled grammar; they are walked one behind the other, so
+    that the caches hold it. What comes of a walk does not depend on it."""
 
 
 @runtime_checkable
@@ -58,7 +61,7 @@ class SupportsNativeCalls(Protocol):
     """
 
     def native_calls(self) -> NativeCalls | None:
-        """The calls for this matcher as it is now, valid until any other method is called.
+        """The calls for this matcher as it stands now, valid as long as it stands there, or again.
 
         They do what `walk_calls` do, but the token of an accept may be any id. None where native code cannot
         move it: behind a stop token, or where the library for it was not built.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
-from specgrammar.grammar.native_follow import Draws, Followed, follow_natively
+from specgrammar.grammar.native_follow import Draws, Stuck, follow_natively
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
-from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec, NodeStatus
+from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec
 from specgrammar.runtime.lazy import open_status
 from specgrammar.testing.reference import ReferenceBackend
 from specgrammar.testing.toys import GRAMMARS, SPECIAL, STOP, VOCABULARY
+from specgrammar.trees.paths import Paths
 from specgrammar.trees.tree import HostTree
 from tests.called_back import CalledBack
 from tests.grammar.test_build import THREE_THREADS, toy_trees
@@ -40,38 +42,66 @@ def called_back(spec: GrammarSpec) -> CalledBack:
 def draws_of(num_nodes: int, seed: int) -> Draws:
     """Three best tokens of each node, as many of them sure as chance has it."""
     rng = np.random.default_rng(seed)
-    best = rng.choice(TOKENS, (num_nodes, 3)).astype(np.int64)
-    num_sure = rng.integers(0, 4, num_nodes)
-    return Draws(np.where(num_sure > 0, best[:, 0], rng.choice(TOKENS, num_nodes)), best, num_sure)
+    return Draws(rng.choice(TOKENS, (num_nodes, 3)).astype(np.int32), rng.integers(0, 4, num_nodes))
 
 
-def one_by_one(
-    mover: GrammarMatcher, tree: HostTree, request: int, status: NDArray[np.int8], draws: Draws
-) -> tuple[list[int], list[int], int]:
-    """What `Followed` says, by the definition; moves the matcher."""
+def draws(token: int, num_nodes: int, *others: int) -> Draws:
+    """The same at every node."""
+    best = np.array([[token, *others]] * num_nodes, np.int32).reshape(num_nodes, 1 + len(others))
+    return Draws(best, np.full(num_nodes, best.shape[1]))
+
+
+class Gone(NamedTuple):
+    """How far a request's grammar was moved."""
+
+    nodes: list[int]
+    tokens: list[int]
+    stuck: int
+    """-1 where the walk is over."""
+    is_refused: bool = False
+
+
+def follow(
+    sessions: Sequence[GrammarSession | None],
+    tree: HostTree,
+    draws: Draws,
+    workers: FillWorkers | None = None,
+) -> list[Gone]:
+    """What becomes of each request."""
+    paths = Paths(tree.cu_nodes)
+    status = open_status(tree, [s or GrammarSession(VOCABULARY) for s in sessions], VOCABULARY)
+    stuck = {one.number: one for one in follow_natively(sessions, tree, status, draws, paths, workers)}
+    found = []
+    for request, (begin, length) in enumerate(
+        zip(tree.cu_nodes.tolist(), paths.lengths.tolist(), strict=False)
+    ):
+        path = slice(begin, begin + length)
+        at = stuck.get(request, Stuck(request, -1, False))
+        found.append(Gone(paths.nodes[path].tolist(), paths.tokens[path].tolist(), at.node, at.is_refused))
+    return found
+
+
+def one_by_one(mover: GrammarMatcher, tree: HostTree, request: int, draws: Draws) -> Gone:
+    """What becomes of a request by the definition; moves the matcher."""
     first = int(tree.cu_nodes[request])
     node, nodes, tokens = first, list[int](), list[int]()
     while True:
-        offered = [int(draws.drawn[node]), *draws.best[node, 1 : draws.num_sure[node]].tolist()]
-        if offered[0] == STOP or not 0 <= offered[0] < VOCABULARY.vocab_size:
-            return nodes, tokens, node
+        drawn = int(draws.best[node, 0])
+        if drawn == STOP or not 0 <= drawn < VOCABULARY.vocab_size:
+            return Gone(nodes, tokens, node)
+        offered = [drawn, *draws.best[node, 1 : draws.num_sure[node]].tolist()]
         legal = row_of(mover)
-        token = next(
-            (t for t in offered if 0 <= t < VOCABULARY.vocab_size and legal[t // 32] >> t % 32 & 1), STOP
-        )
-        if token == STOP:
-            return nodes, tokens, node
-        assert mover.accept(token)
+        allowed = [t for t in offered if 0 <= t < VOCABULARY.vocab_size and legal[t // 32] >> t % 32 & 1]
+        if not allowed or allowed[0] == STOP:
+            return Gone(nodes, tokens, node, not allowed)
+        assert mover.accept(allowed[0])
         nodes.append(node)
-        tokens.append(token)
+        tokens.append(allowed[0])
         child = int(tree.retrieve_next_token[node])
-        while child >= 0:
-            flat = first + child
-            if tree.draft_tokens[flat] == token and status[flat] == NodeStatus.FREE:
-                break
-            child = int(tree.retrieve_next_sibling[flat])
+        while child >= 0 and tree.draft_tokens[first + child] != allowed[0]:
+            child = int(tree.retrieve_next_sibling[first + child])
         if child < 0:
-            return nodes, tokens, -1
+            return Gone(nodes, tokens, -1)
         node = first + child
 
 
@@ -79,21 +109,19 @@ def one_by_one(
 def test_it_goes_where_moves_one_by_one_go(
     tree: HostTree, spec: GrammarSpec, seed: int, workers: FillWorkers | None
 ) -> None:
-    sessions = {
-        request: GrammarSession(VOCABULARY, matcher("xgrammar", spec) if request % 2 else called_back(spec))
+    sessions = [
+        GrammarSession(VOCABULARY, matcher("xgrammar", spec) if request % 2 else called_back(spec))
         for request in range(tree.bs)
-    }
-    status = open_status(tree, list(sessions.values()), VOCABULARY)
-    draws = draws_of(tree.num_nodes, seed)
-    followed = {each.number: each for each in follow_natively(sessions, tree, status, draws, workers)}
-    assert followed.keys() == sessions.keys()
-    for request, session in sessions.items():
+    ]
+    drawn = draws_of(tree.num_nodes, seed)
+    followed = follow(sessions, tree, drawn, workers)
+    for request, session in enumerate(sessions):
         mover = matcher("xgrammar", spec)
-        nodes, tokens, stuck = one_by_one(mover, tree, request, status, draws)
-        assert followed[request] == Followed(request, nodes, tokens, stuck)
+        expected = one_by_one(mover, tree, request, drawn)
+        assert followed[request] == expected
         assert session.cursor is not None
         assert row_of(session.cursor.matcher) == row_of(mover)
-        session.commit(tokens)  # finds the moves made
+        session.commit(expected.tokens)  # finds the moves made
         assert session.error is None
         assert row_of(session.cursor.matcher) == row_of(mover)
 
@@ -106,10 +134,8 @@ def test_moves_that_are_not_kept_are_taken_back(num_kept: int) -> None:
     assert expected.cursor is not None
     a, b = VOCABULARY.tokens.index(b"a"), VOCABULARY.tokens.index(b"b")
     tree = HostTree.from_chains([[0, a, b]])
-    best = np.array([[a], [b], [a]])
-    draws = Draws(best[:, 0].copy(), best, np.ones(3, np.int64))
-    (followed,) = follow_natively({0: session}, tree, open_status(tree, [session], VOCABULARY), draws)
-    assert followed == Followed(0, [0, 1, 2], [a, b, a], -1)
+    drawn = Draws(np.array([[a], [b], [a]], np.int32), np.ones(3, np.int64))
+    assert follow([session], tree, drawn) == [Gone([0, 1, 2], [a, b, a], -1)]
     session.commit([a, b, a][:num_kept])
     expected.commit([a, b, a][:num_kept])
     assert row_of(session.cursor.matcher) == row_of(expected.cursor.matcher)
@@ -134,15 +160,12 @@ def test_a_matcher_that_fails_ends_its_own_request(broken: type[CalledBack], rea
 
     spec = GrammarSpec.choice(["ab"])
     backend = Backend(VOCABULARY)
-    sessions = {
-        0: GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec))),
-        1: GrammarSession(VOCABULARY, matcher("xgrammar", spec)),
-    }
-    tree = HostTree.roots([0, 0])
-    status = open_status(tree, list(sessions.values()), VOCABULARY)
-    best = np.array([[12, 3], [12, 3]])  # 12 is illegal
-    followed = follow_natively(sessions, tree, status, Draws(best[:, 0].copy(), best, np.array([2, 2])))
-    assert followed == [Followed(0, [], [], -1), Followed(1, [1], [3], -1)]
+    sessions = [
+        GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec))),
+        GrammarSession(VOCABULARY, matcher("xgrammar", spec)),
+    ]
+    followed = follow(sessions, HostTree.roots([0, 0]), draws(12, 2, 3))  # 12 is illegal
+    assert followed == [Gone([], [], -1), Gone([1], [3], -1)]
     assert isinstance(sessions[0].error, MatcherError)
     assert reason in str(sessions[0].error)
     assert sessions[1].error is None
@@ -159,30 +182,23 @@ def test_a_matcher_that_does_not_note_its_moves_ends_its_own_request() -> None:
 
     spec = GrammarSpec.choice(["ab"])
     backend = Backend(VOCABULARY)
-    sessions = {
-        0: GrammarSession(VOCABULARY, called_back(spec)),
-        1: GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec))),
-        2: GrammarSession(VOCABULARY, called_back(spec)),
-    }
-    tree = HostTree.roots([0, 0, 0])
-    status = open_status(tree, list(sessions.values()), VOCABULARY)
-    followed = follow_natively(
-        sessions, tree, status, Draws(np.full(3, 3), np.full((3, 1), 3), np.ones(3, int))
-    )
-    assert followed == [Followed(0, [0], [3], -1), Followed(1, [], [], -1), Followed(2, [2], [3], -1)]
+    sessions = [
+        GrammarSession(VOCABULARY, called_back(spec)),
+        GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec))),
+        GrammarSession(VOCABULARY, called_back(spec)),
+    ]
+    followed = follow(sessions, HostTree.roots([0, 0, 0]), draws(3, 3))
+    assert followed == [Gone([0], [3], -1), Gone([], [], -1), Gone([2], [3], -1)]
     message = "the grammar backend raised ZeroDivisionError: planted behind [3]"
-    assert [str(session.error) for session in sessions.values()] == ["None", message, "None"]
+    assert [str(session.error) for session in sessions] == ["None", message, "None"]
     sessions[2].commit([3])  # finds the move made
     assert sessions[2].error is None
 
 
 def test_a_matcher_that_comes_twice_is_moved_once() -> None:
     session = GrammarSession(VOCABULARY, called_back(GrammarSpec.choice(["ab"])))
-    sessions = {0: session, 1: session}
-    tree = HostTree.roots([0, 0])
-    status = open_status(tree, list(sessions.values()), VOCABULARY)
-    draws = Draws(np.full(2, 3), np.full((2, 1), 3), np.ones(2, np.int64))
-    assert follow_natively(sessions, tree, status, draws) == [Followed(0, [0], [3], -1)]
+    followed = follow([session, session], HostTree.roots([0, 0]), draws(3, 2))
+    assert followed == [Gone([0], [3], -1), Gone([], [], 1)]
 
 
 def test_requests_that_native_code_cannot_move_are_left() -> None:
@@ -190,13 +206,17 @@ def test_requests_that_native_code_cannot_move_are_left() -> None:
     over = GrammarSession(VOCABULARY, matcher("xgrammar", spec))
     over.abort()
     backend = ReferenceBackend(VOCABULARY)
-    sessions = {
-        0: GrammarSession(VOCABULARY),
-        1: over,
-        2: GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec))),
-    }
-    tree = HostTree.roots([0, 0, 0])
-    status = open_status(tree, list(sessions.values()), VOCABULARY)
-    draws = Draws(np.full(3, 3), np.full((3, 1), 3), np.ones(3, np.int64))
-    assert follow_natively(sessions, tree, status, draws) == []
-    assert follow_natively({}, tree, status, draws) == []
+    plain = GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec)))
+    sessions = [GrammarSession(VOCABULARY), over, plain, None]
+    followed = follow(sessions, HostTree.roots([0] * 4), draws(3, 4))
+    assert followed == [Gone([], [], node) for node in range(4)]
+    assert follow([], HostTree.roots([]), draws(3, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("others", "is_refused"), [((), True), ((12, 13), True), ((12, STOP), False), ((12, 13, -1), True)]
+)
+def test_it_says_where_nothing_that_is_known_is_legal(others: tuple[int, ...], is_refused: bool) -> None:
+    """A stop token may be; whether it is, is not for native code to say, which cannot move over it."""
+    session = GrammarSession(VOCABULARY, matcher("xgrammar", GrammarSpec.regex("a?")))
+    assert follow([session], HostTree.roots([0]), draws(12, 1, *others)) == [Gone([], [], 0, is_refused)]
