@@ -49,7 +49,7 @@ def one_after_the_other(steps: Sequence[Step]) -> Callable[[], float]:
 
 
 def _timed(step: Step) -> float:
-    """What a step takes. Before it malloc sorts what the step before freed, which it does at the next requests."""
+    """What a step takes; before it malloc sorts what the step before freed, as it does at its next calls."""
     for size in _SIZES:
         bytes(size)
     begin = time.perf_counter()

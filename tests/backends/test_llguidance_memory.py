@@ -56,7 +56,7 @@ def native_calls(matcher: LLGuidanceMatcher, bitmask: NDArray[np.int32]) -> Walk
     table = CallsTable.from_address(native.calls)
 
     def call(function: Callable[..., int], argument: int, expected: int = 0) -> None:
-        assert function(*native, argument) == expected
+        assert function(*native[:2], argument) == expected
         ctypes.pythonapi.PyErr_Occurred.restype = ctypes.c_void_p
         assert ctypes.pythonapi.PyErr_Occurred() is None
 

@@ -50,7 +50,7 @@ class Native:
         native = matcher.native_calls()
         assert native is not None
         self._matcher = matcher  # the addresses are valid as long
-        self._native, self._table = native, CallsTable.from_address(native.calls)
+        self._native, self._table = native[:2], CallsTable.from_address(native.calls)
         self.row = np.full(self._table.num_words, -1, np.int32)
 
     def accept(self, token: int) -> int:
@@ -230,7 +230,7 @@ def test_a_key_that_interrupts_is_heard_of_behind_the_walk(llguidance: LLGuidanc
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-            table.fill(*native, row.ctypes.data)
+            table.fill(*native[:2], row.ctypes.data)
             for _ in range(1000):
                 pass
     finally:
