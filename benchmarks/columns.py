@@ -95,10 +95,10 @@ class Eager:
         ring, device = self.rings.ring(vocabulary), self.rings.device
 
         def build() -> GrammarMask:
-            mask = build_grammar_mask(sessions, staged, ring, device, vocabulary, workers=self.workers)
-            assert all(session.error is None for session in sessions)
-            return mask
+            return build_grammar_mask(sessions, staged, ring, device, vocabulary, workers=self.workers)
 
+        build().discard()
+        assert all(session.error is None for session in sessions)
         return build
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specgrammar.grammar.cursor import Cursor
-from specgrammar.grammar.native_batch import NativeBatch
+from specgrammar.grammar.native_batch import NativeBatch, packed
 from specgrammar.grammar.native_walk import walk_batch
 from specgrammar.grammar.rows import MaskRows
 from specgrammar.grammar.session import GrammarSession
@@ -66,7 +66,7 @@ def _fill_natively(
 ) -> bool:
     """Fill rows from the first on; whether something is legal behind the last draft."""
     rows = MaskRows(bitmask, len(drafts) + 1)
-    batch = NativeBatch(HostTree.from_chains([[0, *drafts]]), session.vocabulary, [native])
+    batch = NativeBatch(HostTree.from_chains([[0, *drafts]]), session.vocabulary, [packed(native)])
     walk_batch(batch, rows)
     for _, error in batch.failures():
         raise error

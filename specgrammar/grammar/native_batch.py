@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from specgrammar.protocols.abilities import NativeCalls
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.trees.tree import HostTree
 
+_MATCHER, _NUM_FIELDS = NativeCalls._fields.index("matcher"), len(NativeCalls._fields)
 _WALKED, _NOTHING_LEGAL, _REFUSED = 0, 1, 2
 """How a request may end; see `native/walk.h`."""
 
@@ -32,24 +32,27 @@ class NativeBatch:
         num_nodes: of the whole batch.
     """
 
-    def __init__(self, tree: HostTree, vocabulary: Vocabulary, natives: Sequence[NativeCalls | None]) -> None:
+    def __init__(self, tree: HostTree, vocabulary: Vocabulary, natives: Sequence[bytes | None]) -> None:
         """Take the requests that native code can move.
 
         Args:
             tree: of the whole batch; valid.
             vocabulary: ids outside of it are illegal, its stop ids end a path.
-            natives: for each request how native code moves its matcher, which stands behind its root's token;
-                None where it is not to. Of requests that share a matcher the first is taken, as two threads
-                might move it.
+            natives: for each request `packed` calls of its matcher, which stands behind its root's token; None
+                where native code is not to move it. Of requests that share a matcher the first is taken, as two
+                threads might move it.
         """
-        found = {i: native for i, native in enumerate(natives) if native is not None}
-        if len({native.matcher for native in found.values()}) < len(found):
-            first_with = {native.matcher: i for i, native in reversed(found.items())}
-            found = {i: found[i] for i in sorted(first_with.values())}
-        self.numbers: array[int] = array("q", found)
+        numbers = [number for number, native in enumerate(natives) if native]
+        packed = b"".join(filter(None, natives))
+        matchers = memoryview(packed).cast("Q")[_MATCHER::_NUM_FIELDS].tolist()
+        if len(set(matchers)) < len(matchers):
+            kept = sorted({matcher: index for index, matcher in reversed([*enumerate(matchers)])}.values())
+            numbers = [numbers[index] for index in kept]
+            packed = b"".join(filter(None, (natives[number] for number in numbers)))
+        self.numbers: array[int] = array("q", numbers)
         self.num_nodes: int = len(tree.draft_tokens)
         self._tree, self._vocabulary = tree, vocabulary
-        self._natives = array("Q", chain.from_iterable(found.values()))
+        self._natives = array("Q", packed)
 
     def others(self) -> list[int]:
         """The requests of the batch that were not taken."""
@@ -106,14 +109,17 @@ class NativeBatch:
         return MatcherError(f"the grammar backend failed in native code: {reason}")
 
 
-def check_native(native: object) -> None:
-    """Raise MatcherError for what native code cannot be given: its addresses are followed as they are."""
+def packed(native: NativeCalls) -> bytes:
+    """What a matcher gave as native code takes it; in a step a batch's tuples and ints cost twice as much.
+
+    Raises MatcherError for what cannot be given to native code, which follows addresses as they are.
+    """
     try:
-        is_one = isinstance(native, NativeCalls) and bool(array("Q", native))
+        if isinstance(native, NativeCalls):
+            return array("Q", native).tobytes()
     except (TypeError, OverflowError):
-        is_one = False
-    if not is_one:
-        raise MatcherError(f"native_calls gave {native!r}; expected NativeCalls of two addresses and a number")
+        pass
+    raise MatcherError(f"native_calls gave {native!r}; expected NativeCalls of two addresses and a number")
 
 
 def address(values: NDArray[Any]) -> int:

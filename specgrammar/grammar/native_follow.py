@@ -69,8 +69,7 @@ def follow_natively(
     vocabulary = next((session.vocabulary for session in sessions if session is not None), None)
     if library is None or vocabulary is None:
         return [Stuck(number, root, False) for number, root in enumerate(roots.tolist())]
-    if workers is not None:
-        workers.rouse(len(sessions), "follow")
+    num_threads = None if workers is None else workers.rouse(len(sessions), "follow")
     natives = [s.native_calls() if s is not None and s.vocabulary is vocabulary else None for s in sessions]
     batch = NativeBatch(tree, vocabulary, natives)
     others = [Stuck(number, int(roots[number]), False) for number in batch.others()]
@@ -89,7 +88,7 @@ def follow_natively(
         )
         return num_followed
 
-    call() if workers is None else workers.run(call, len(sessions), "follow")
+    call() if workers is None else workers.run(call, len(sessions), "follow", num_threads)
     for number, error in batch.failures():
         if (session := sessions[number]) is not None:
             session.fail(error)

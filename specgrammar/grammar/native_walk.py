@@ -8,6 +8,7 @@ they wait only for the functions of a backend that takes the interpreter's lock 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -39,16 +40,17 @@ def walk_natively(
     """
     if not sessions:
         return []
-    if workers is not None:
-        workers.rouse(len(tree.draft_tokens))
+    num_threads = None if workers is None else workers.rouse(len(tree.draft_tokens))
     vocabulary = sessions[0].vocabulary
-    natives = [session.native_calls() if session.vocabulary is vocabulary else None for session in sessions]
-    batch = NativeBatch(tree, vocabulary, natives)
+    batch = NativeBatch(
+        tree, vocabulary, [s.native_calls() if s.vocabulary is vocabulary else None for s in sessions]
+    )
     if batch.numbers:
         if workers is None:
             walk_batch(batch, rows)
         else:
-            workers.run(lambda *threads: walk_batch(batch, rows, *threads), len(tree.draft_tokens))
+            work = partial(walk_batch, batch, rows)
+            workers.run(work, len(tree.draft_tokens), num_threads=num_threads)
         for number, error in batch.failures():
             sessions[number].fail(error)
     return batch.others()

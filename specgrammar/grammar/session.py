@@ -19,11 +19,10 @@ from specgrammar.grammar.cursor import Cursor
 from specgrammar.grammar.dense import fill_dense
 from specgrammar.grammar.filling import as_request_error
 from specgrammar.grammar.gate_checks import checked_gate
-from specgrammar.grammar.native_batch import check_native
+from specgrammar.grammar.native_batch import packed
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.stops import FinishReason, StopRules
 from specgrammar.grammar.walk import ENDED, LIVE, Ends, nothing_legal, walk_engaged, walk_free
-from specgrammar.protocols.abilities import NativeCalls
 from specgrammar.protocols.gate import GrammarGate
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
 from specgrammar.trees.tree import HostTree
@@ -74,7 +73,7 @@ class GrammarSession:
             trusted = None if gate is None else checked_gate(gate, matcher, vocabulary, self.stops)
             self.cursor = Cursor(matcher, trusted, vocabulary, prompt_tokens)
         self._engaged = self.cursor is not None and self.cursor.engaged
-        self._native: NativeCalls | None = None
+        self._native: bytes | None = None
         with self._failing_alone():
             self._native = self._find_native_calls()
         self._ends = Ends.of(vocabulary)
@@ -164,8 +163,8 @@ class GrammarSession:
         else:
             walk_engaged(cursor.walk_calls(rows.bitmask), nodes, 0, rows, ends)
 
-    def native_calls(self) -> NativeCalls | None:
-        """How native code walks this request's tree instead of `walk`; None where it cannot."""
+    def native_calls(self) -> bytes | None:
+        """How native code walks this request's tree instead of `walk`: `packed` calls; None where it cannot."""
         return None if self.finish is not None else self._native
 
     # Following the target (lazy masking): the grammar moves with each choice, before that is committed.
@@ -300,12 +299,10 @@ class GrammarSession:
         if self.finish is None:
             self.finish = "abort"
 
-    def _find_native_calls(self) -> NativeCalls | None:
+    def _find_native_calls(self) -> bytes | None:
         """How native code moves the grammar from where it stands now."""
         native = self.cursor.native_calls() if self.cursor is not None and self.cursor.engaged else None
-        if native is not None and native is not self._native:
-            check_native(native)
-        return native
+        return None if native is None else packed(native)
 
     @contextmanager
     def _failing_alone(self) -> Iterator[None]:

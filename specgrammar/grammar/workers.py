@@ -22,6 +22,9 @@ _MEMORY = 9
 """Steps of a size and a number of threads whose median counts."""
 _TRY_AGAIN = 50
 """Steps of a size until another number is tried again: the machine may have become busier, or less so."""
+_LOOK_AGAIN = 5
+"""Steps of a size until it is looked at which number is the best: each step waits for the answer. A factor of
+`_TRY_AGAIN`."""
 
 
 class FillWorkers:
@@ -54,13 +57,15 @@ class FillWorkers:
         if self.max_threads == 1:
             return 1
         size = self._size(num_nodes, kind)
+        if size.choice:
+            return size.choice
         alone = size.seconds_per_node(1) * num_nodes
         # A clock that was set back may say that work took less than no time.
         could_pay = max(1, 1 + int(alone / (2 * self._handover_s))) if size.tried(1) else 1
         return size.choose(_powers_of_two(min(self.max_threads, could_pay)))
 
-    def rouse(self, num_nodes: int, kind: str = "walk") -> None:
-        """Wake the threads that `run` will use, while the caller prepares what it will run.
+    def rouse(self, num_nodes: int, kind: str = "walk") -> int:
+        """Wake the threads that `run` will use while the caller prepares what it will run; returns how many.
 
         Args:
             num_nodes: as in `num_threads`.
@@ -68,8 +73,15 @@ class FillWorkers:
         """
         if (num_threads := self.num_threads(num_nodes, kind)) > 1:
             self._pool.rouse(num_threads)
+        return num_threads
 
-    def run(self, work: Callable[[int, int | None], int], num_nodes: int, kind: str = "walk") -> None:
+    def run(
+        self,
+        work: Callable[[int, int | None], int],
+        num_nodes: int,
+        kind: str = "walk",
+        num_threads: int | None = None,
+    ) -> None:
         """Call `work` with a number of threads and the pool that has them; learn from how long it took.
 
         Args:
@@ -77,14 +89,19 @@ class FillWorkers:
                 factor of three, and what one took would tell nothing about another.
             num_nodes: as in `num_threads`.
             kind: likewise.
+            num_threads: what `rouse` has returned; None to ask now.
         """
-        num_threads = self.num_threads(num_nodes, kind)
+        if num_threads is None:
+            num_threads = self.num_threads(num_nodes, kind)
         begin = time.perf_counter()
         num_done = work(num_threads, self._pool.handle)
         self._size(num_nodes, kind).learn(num_threads, (time.perf_counter() - begin) / max(1, num_done))
 
     def _size(self, num_nodes: int, kind: str = "walk") -> _Size:
-        return self._sizes.setdefault((kind, num_nodes.bit_length()), _Size())
+        key = kind, num_nodes.bit_length()
+        if key not in self._sizes:
+            self._sizes[key] = _Size()
+        return self._sizes[key]
 
     def _measure_handover(self) -> float:
         """Median seconds from waking another thread for nothing to having it done."""
@@ -97,21 +114,31 @@ class FillWorkers:
 
 
 class _Size:
-    """What steps of about one size took: the last wall seconds per node by number of threads."""
+    """What steps of about one size took: the last wall seconds per node by number of threads.
+
+    Attributes:
+        choice: what was chosen and holds for this step, too; 0 where that is to be looked at.
+    """
 
     def __init__(self) -> None:
+        self.choice: int = 0
         self._spent: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
         self._num_steps = 0
 
     def tried(self, num_threads: int) -> bool:
         return num_threads in self._spent
 
     def seconds_per_node(self, num_threads: int) -> float:
-        return median(self._spent[num_threads]) if self.tried(num_threads) else 0.0
+        return self._medians.get(num_threads, 0.0)
 
     def learn(self, num_threads: int, seconds_per_node: float) -> None:
-        self._spent.setdefault(num_threads, deque(maxlen=_MEMORY)).append(seconds_per_node)
+        spent = self._spent.setdefault(num_threads, deque(maxlen=_MEMORY))
+        spent.append(seconds_per_node)
+        self._medians[num_threads] = median(spent)  # asked for before each step, which waits for it
         self._num_steps += 1
+        if not self._num_steps % _LOOK_AGAIN:
+            self.choice = 0
 
     def choose(self, candidates: Sequence[int]) -> int:
         """The one that was tried least while any needs it, else the fastest; now and then one of the others."""
@@ -121,7 +148,10 @@ class _Size:
             return least
         ranking = sorted(candidates, key=self.seconds_per_node)
         again, steps_since = divmod(self._num_steps, _TRY_AGAIN)
-        return ranking[0] if steps_since else ranking[again % len(ranking)]
+        if not steps_since:
+            return ranking[again % len(ranking)]
+        self.choice = ranking[0]
+        return self.choice
 
 
 def _powers_of_two(most: int) -> list[int]:
