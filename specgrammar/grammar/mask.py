@@ -85,7 +85,8 @@ class GrammarMask:
         if self._uploaded is None:
             raise SpecGrammarError("apply before upload: call mask.upload() first")
         check_logits(logits, len(self.status))
-        logits[:, self.vocab_size :] = -torch.inf
+        if logits.shape[1] > self.vocab_size:
+            logits[:, self.vocab_size :] = -torch.inf
         columns = min(logits.shape[1], self.vocab_size)
         rows, owners = slot.device_rows[: self.num_rows], slot.device_owners[: self.num_rows]
         if logits.device.type == "cpu":

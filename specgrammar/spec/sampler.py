@@ -150,7 +150,7 @@ def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
     # NumPy's argmax takes a third of the time of torch's, which is not vectorised; it knows no half precision.
     values = (logits.float() if logits.element_size() < 4 else logits).detach().numpy()
     tokens = values.argmax(axis=-1)
-    finite = np.isfinite(np.take_along_axis(values, tokens[:, None], axis=-1)[:, 0])
+    finite = np.isfinite(values[np.arange(len(tokens)), tokens])
     return torch.from_numpy(np.where(finite, tokens, -1))
 
 
