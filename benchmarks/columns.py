@@ -7,7 +7,7 @@ on the host, memory allocated); the call that it returns is one step and may be 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,8 +27,13 @@ from specgrammar.trees.tree import HostTree
 
 Step = Callable[[], object]
 
-_WARM_UP_STEPS = 8
+WARM_UP_STEPS = 16
 """What an engine has done long before: steps that show how many threads pay."""
+
+
+def own(workers: FillWorkers | None) -> FillWorkers | None:
+    """As many threads that know nothing: of 100 steps two try another number, which would show in a few."""
+    return workers and FillWorkers(workers.max_threads)
 
 
 class Column(Protocol):
@@ -83,8 +88,9 @@ class Eager:
 
     def prepare(self, scene: Scene, grammars: Grammars) -> Step:
         """See `Column`."""
-        build = self.builder(scene, grammars)
-        for _ in range(_WARM_UP_STEPS if self.workers is not None else 0):  # until they have chosen
+        workers = own(self.workers)
+        build = replace(self, workers=workers).builder(scene, grammars)
+        for _ in range(WARM_UP_STEPS if workers is not None else 0):
             build().discard()
         return lambda: build().discard()
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.columns import WARM_UP_STEPS, own
 from benchmarks.grammars import Grammars
 from benchmarks.scenes import Scene
 from specgrammar.grammar.bitmask import BitmaskRing
@@ -118,7 +120,8 @@ class Lazy:
         sessions = [grammars.session(self.backend, r.document.schema, r.committed) for r in scene.requests]
         device = SeparateMemory()
         ring = BitmaskRing(device, vocabulary.num_words, num_slots=1)
-        parts = MaskParts(Ledger(), ring, device, vocabulary, self.workers, "target_only", Trace())
+        workers = own(self.workers)
+        parts = MaskParts(Ledger(), ring, device, vocabulary, workers, "target_only", Trace())
         best = torch.from_numpy(best_tokens(scene, grammars, self.backend, leaves_with).astype(np.int32))
         logits = torch.zeros((scene.tree.num_nodes, vocabulary.vocab_size))
         step = LaunchedStep(
@@ -132,7 +135,7 @@ class Lazy:
         )
         masking = LazyMasking(parts, reads_back(best))
 
-        def run() -> float:
+        def run(see: Callable[[tuple[int, ...]], None] | None = None) -> float:
             begin = time.perf_counter()
             verified = masking.verify(step)
             spent = time.perf_counter() - begin
@@ -145,7 +148,9 @@ class Lazy:
                 assert session.error is None, session.error
             return spent
 
-        return run
+        for _ in range(WARM_UP_STEPS if workers is not None else 0):
+            run()
+        return partial(run, see)
 
 
 def best_tokens(

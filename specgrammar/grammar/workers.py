@@ -16,15 +16,16 @@ from statistics import median
 from specgrammar.native.pool import NativePool
 
 _NUM_PROBES = 16
-_NUM_TRIES = 2
-"""Steps of a size with each number of threads before one is chosen."""
+_NUM_TRIES = 3
+"""Steps of a size with each number of threads before one is chosen: one that was disturbed does not count."""
 _MEMORY = 9
 """Steps of a size and a number of threads whose median counts."""
-_TRY_AGAIN = 50
-"""Steps of a size until another number is tried again: the machine may have become busier, or less so."""
 _LOOK_AGAIN = 5
-"""Steps of a size until it is looked at which number is the best: each step waits for the answer. A factor of
-`_TRY_AGAIN`."""
+"""Steps of a size until it is looked at which number is the best: each step waits for the answer."""
+_TRY_AGAIN = 100
+"""Steps of a size until another number is tried again: the machine may have become busier, or less so."""
+_TRY_EARLY = 10, 20, 40, 80
+"""Steps at which that is done for the first times, as the first choice rests on little."""
 
 
 class FillWorkers:
@@ -125,6 +126,7 @@ class _Size:
         self._spent: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._num_steps = 0
+        self._num_trials = self._chosen = self._tried_again = 0
 
     def tried(self, num_threads: int) -> bool:
         return num_threads in self._spent
@@ -141,17 +143,30 @@ class _Size:
             self.choice = 0
 
     def choose(self, candidates: Sequence[int]) -> int:
-        """The one that was tried least while any needs it, else the fastest; now and then one of the others."""
+        """One that was not tried often enough, else the fastest; now and then one of the others is tried again.
+
+        So is one that seems the fastest of a sudden: what it took was measured when the machine may have been
+        less busy, or the caches warmer, than for the one in use.
+        """
         num_tries = {threads: len(self._spent.get(threads, ())) for threads in candidates}
         least = min(candidates, key=num_tries.__getitem__)
         if num_tries[least] < _NUM_TRIES:
             return least
-        ranking = sorted(candidates, key=self.seconds_per_node)
-        again, steps_since = divmod(self._num_steps, _TRY_AGAIN)
-        if not steps_since:
-            return ranking[again % len(ranking)]
-        self.choice = ranking[0]
-        return self.choice
+        best = min(candidates, key=self.seconds_per_node)
+        others = [threads for threads in candidates if threads != best]
+        if others and (self._num_steps in _TRY_EARLY or not self._num_steps % _TRY_AGAIN):
+            self._num_trials += 1
+            return self._try_again(others[self._num_trials % len(others)])
+        if best not in (self._chosen or best, self._tried_again):
+            return self._try_again(best)
+        self._chosen = self.choice = best
+        self._tried_again = 0
+        return best
+
+    def _try_again(self, num_threads: int) -> int:
+        self._tried_again = num_threads
+        self._spent[num_threads].clear()
+        return num_threads
 
 
 def _powers_of_two(most: int) -> list[int]:

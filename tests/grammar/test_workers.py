@@ -44,10 +44,17 @@ def told(workers: FillWorkers, spent: dict[int, float], num_steps: int) -> list[
     return chosen
 
 
-def test_every_number_is_tried_twice_and_then_the_fastest_is_used() -> None:
-    assert told(FillWorkers(2), {1: 2e-3, 2: 1e-3}, 8) == [1, 2, 1, 2, 2, 2, 2, 2]
-    assert told(FillWorkers(2), {1: 1e-3, 2: 2e-3}, 8) == [1, 2, 1, 2, 1, 1, 1, 1]
-    assert told(FillWorkers(6), {1: 4e-3, 2: 3e-3, 4: 2e-3, 6: 3e-3}, 12)[8:] == [4, 4, 4, 4]
+def test_every_number_is_tried_three_times_and_then_the_fastest_is_used() -> None:
+    assert told(FillWorkers(2), {1: 2e-3, 2: 1e-3}, 10) == [1, 2, 1, 2, 1, 2, 2, 2, 2, 2]
+    assert told(FillWorkers(2), {1: 1e-3, 2: 2e-3}, 10) == [1, 2, 1, 2, 1, 2, 1, 1, 1, 1]
+    assert told(FillWorkers(6), {1: 4e-3, 2: 3e-3, 4: 2e-3, 6: 3e-3}, 20)[12:] == [4] * 8
+
+
+def test_a_choice_that_was_disturbed_is_corrected_soon() -> None:
+    """All tries of two threads fall into a moment in which the second core is busy."""
+    workers = FillWorkers(2)
+    assert told(workers, {1: 2e-3, 2: 5e-3}, 8)[6:] == [1, 1]
+    assert told(workers, {1: 2e-3, 2: 1e-3}, 12) == [1, 1, *[2] * 10]
 
 
 @given(st.permutations(range(1, 9)), st.integers(2, 8))
@@ -55,7 +62,7 @@ def test_the_fastest_is_used_in_nearly_every_step(milliseconds: list[int], max_t
     spent = {threads: 1e-3 * milliseconds[threads - 1] for threads in range(1, max_threads + 1)}
     chosen = told(FillWorkers(max_threads), spent, 400)
     best = min(set(chosen), key=spent.__getitem__)
-    assert chosen.count(best) >= 400 - 2 * len(set(chosen)) - 400 // 50
+    assert chosen.count(best) >= 400 - 3 * len(set(chosen)) - 3 * 7
 
 
 def test_what_changed_is_noticed() -> None:
@@ -63,6 +70,13 @@ def test_what_changed_is_noticed() -> None:
     assert told(workers, {1: 2e-3, 2: 1e-3}, 20)[-1] == 2
     assert told(workers, {1: 2e-3, 2: 5e-3}, 100)[-1] == 1, "another process uses the core"
     assert told(workers, {1: 2e-3, 2: 1e-3}, 1000)[-1] == 2
+
+
+def test_a_number_that_was_measured_in_better_times_is_tried_again_before_it_is_used() -> None:
+    """All steps become slower: what one thread took before says nothing any more."""
+    workers = FillWorkers(2)
+    assert told(workers, {1: 1.5e-3, 2: 1e-3}, 90)[-5:] == [2] * 5
+    assert told(workers, {1: 3e-3, 2: 2e-3}, 10).count(1) == 3
 
 
 def test_small_steps_are_never_shared() -> None:
@@ -81,9 +95,9 @@ def test_a_run_is_learnt_from() -> None:
         time.sleep(0.02 if num_threads == 1 else 0.005)
         return 10
 
-    for _ in range(12):
+    for _ in range(10):
         workers.run(work, 10)
-    assert [num_threads for num_threads, _ in given] == [1, 2, 1, 2, *[2] * 8], "the faster one is used"
+    assert [num_threads for num_threads, _ in given] == [1, 2, 1, 2, 1, *[2] * 5], "the faster one is used"
     assert {pool for _, pool in given} == {workers._pool.handle}
     assert workers._pool.handle is not None
     assert 0.002 <= workers._size(10).seconds_per_node(1) < 0.02
@@ -104,7 +118,7 @@ def test_steps_with_little_to_do_are_no_faster_than_others() -> None:
 
     for _ in range(24):
         workers.run(work, 10)
-    assert given[-16:] == [2] * 16
+    assert [given[step] for step in range(6, 24) if step not in (10, 11, 12, 20, 21, 22)] == [2] * 12
 
 
 def test_what_fails_is_not_learnt_from() -> None:
