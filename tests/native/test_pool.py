@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,48 @@ def test_a_pool_wakes_any_number_of_threads_in_any_order() -> None:
     pool = NativePool(4)
     for step in range(4000):
         pool.wake(1 + step * 7 % 5)
+
+
+def test_threads_that_were_roused_are_there_for_any_call() -> None:
+    """Also for one that wants fewer or more of them, for the next one, and where none comes in time."""
+    pool = NativePool(4)
+    for step in range(2000):
+        pool.rouse(1 + step % 5)
+        if step % 3:
+            pool.rouse(1 + step * 3 % 5)
+        if not step % 500:
+            time.sleep(2e-3)  # they sleep again
+        if step % 7:
+            pool.wake(1 + step * 7 % 5)
+
+
+def test_threads_are_roused_while_others_walk() -> None:
+    workers, expected, wrong = Always(3), walked(sessions(KINDS), TREE), list[Walked]()
+
+    def walks() -> None:
+        for step in range(100):
+            workers._pool.rouse(step % 5)
+            if (found := walked(sessions(KINDS), TREE, workers=workers)) != expected:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=walks) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
+def test_roused_threads_end_with_their_pool() -> None:
+    gc.collect()
+    before = num_threads()
+    for _ in range(50):
+        pool = NativePool(3)
+        pool.rouse(3)
+        del pool
+    gc.collect()
+    assert num_threads() == before
 
 
 def test_another_thread_walks_while_the_pool_is_in_use() -> None:
@@ -144,6 +187,7 @@ if IN_USE:
 child = os.fork()
 if not child:
     signal.alarm(30)  # it ends, whatever hangs
+    workers._pool.rouse(3)
     ok = all(walked(sessions(KINDS), TREE, workers=workers) == expected for _ in range(3))
     del workers, holder
     gc.collect()
