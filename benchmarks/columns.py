@@ -32,7 +32,7 @@ WARM_UP_STEPS = 16
 
 
 def own(workers: FillWorkers | None) -> FillWorkers | None:
-    """As many threads that know nothing: of 100 steps two try another number, which would show in a few."""
+    """As many threads, which learn from a scene's own steps: those of an engine see all sizes between."""
     return workers and FillWorkers(workers.max_threads)
 
 
@@ -104,7 +104,7 @@ class Eager:
             return build_grammar_mask(sessions, staged, ring, device, vocabulary, workers=self.workers)
 
         build().discard()
-        assert all(session.error is None for session in sessions)
+        assert all(session.error is None for session in sessions)  # and a step does not change that: it repeats
         return build
 
 

@@ -75,11 +75,12 @@ class Drawn:
 
 def reads_back(best: torch.Tensor) -> type[LazyWalk]:
     """A walk that copies what the device drew, int32 `[num_nodes, NUM_BEST]`, instead of drawing."""
+    num_sure = torch.full((len(best),), best.shape[1] - 1, dtype=torch.int32)
 
     class ReadsBack(LazyWalk):
         def draw_at_once(self, tree: HostTree) -> Draws:
             assert tree.num_nodes == len(best)
-            return Draws(self._readback.read(best), np.full(len(best), best.shape[1] - 1))
+            return Draws(*self._readback.read(best, num_sure))
 
     return ReadsBack
 

@@ -62,10 +62,12 @@ class SglangGrammar(BaseGrammarObject):
             raise ValueError(str(error)) from error
         if not accepted:
             raise ValueError(f"the grammar ({self.grammar_stats.dispatch_type}) refuses token id {token}")
+        self.session.matcher_moved()
 
     def rollback(self, k: int) -> None:
         """Undo the last `k` tokens."""
         self.matcher.rollback(k)
+        self.session.matcher_moved()
 
     def is_terminated(self) -> bool:
         """Whether a stop token was accepted."""

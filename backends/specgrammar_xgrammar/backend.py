@@ -153,7 +153,7 @@ class XGrammarBackend:
                 f"xgrammar: the grammar was compiled by another backend ({type(compiled).__name__})"
             )
         native = xgrammar.GrammarMatcher(compiled.native)
-        return XGrammarMatcher(native, self._guard, self._legal, self._table, id(compiled))
+        return XGrammarMatcher(native, self._guard, self._legal, self._table, compiled)
 
 
 def _has_keyword(spec: GrammarSpec, keyword: str) -> bool:

@@ -31,7 +31,7 @@ class XGrammarMatcher:
         guard: BitmaskGuard[Any],
         legal: bytes,
         table: NativeTable,
-        grammar: int = 0,
+        compiled: object,
     ) -> None:
         """Wrap a native matcher.
 
@@ -40,7 +40,7 @@ class XGrammarMatcher:
             guard: shared by all matchers of the vocabulary.
             legal: per token id, `ENDS` for a stop token, 0 for other special ids, 1 for text.
             table: how native code moves matchers of this vocabulary.
-            grammar: see `NativeCalls`.
+            compiled: what the matcher is of; it lives as long, so that its `id` is of no other grammar.
         """
         self._native = native
         self._guard = guard
@@ -55,9 +55,9 @@ class XGrammarMatcher:
         self._native_rollback = handle.rollback
         self._find_forced = handle.find_jump_forward_string
         self._table = table
-        self._grammar = grammar
+        self._compiled = compiled
         self._native_calls = (
-            None if table.address is None else NativeCalls(table.address, handle.__chandle__(), grammar)
+            None if table.address is None else NativeCalls(table.address, handle.__chandle__(), id(compiled))
         )
 
     @property
@@ -142,7 +142,7 @@ class XGrammarMatcher:
 
     def fork(self) -> XGrammarMatcher:
         """See `GrammarMatcher.fork`; the fork can be rolled back to the start, like the original."""
-        copy = XGrammarMatcher(self._native.fork(), self._guard, self._legal, self._table, self._grammar)
+        copy = XGrammarMatcher(self._native.fork(), self._guard, self._legal, self._table, self._compiled)
         copy._num_accepted = self._num_accepted
         copy._finished = self._finished
         return copy

@@ -43,16 +43,16 @@ class NativeBatch:
                 threads might move it.
         """
         numbers = [number for number, native in enumerate(natives) if native]
-        packed = b"".join(filter(None, natives))
-        matchers = memoryview(packed).cast("Q")[_MATCHER::_NUM_FIELDS].tolist()
+        taken = b"".join(filter(None, natives))
+        matchers = memoryview(taken).cast("Q")[_MATCHER::_NUM_FIELDS].tolist()
         if len(set(matchers)) < len(matchers):
             kept = sorted({matcher: index for index, matcher in reversed([*enumerate(matchers)])}.values())
             numbers = [numbers[index] for index in kept]
-            packed = b"".join(filter(None, (natives[number] for number in numbers)))
+            taken = b"".join(filter(None, (natives[number] for number in numbers)))
         self.numbers: array[int] = array("q", numbers)
         self.num_nodes: int = len(tree.draft_tokens)
         self._tree, self._vocabulary = tree, vocabulary
-        self._natives = array("Q", packed)
+        self._natives = array("Q", taken)
 
     def others(self) -> list[int]:
         """The requests of the batch that were not taken."""

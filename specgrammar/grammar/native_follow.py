@@ -24,7 +24,7 @@ class Draws(NamedTuple):
     best: NDArray[np.int32]
     """`[num_nodes, num_best]`, C-contiguous: the draw, -1 for none, and behind it what would be drawn if those
     before were forbidden."""
-    num_sure: NDArray[np.int64]
+    num_sure: NDArray[np.int32]
     """`[num_nodes]`: how many of `best` come in this order for certain. The draw holds in any case."""
 
 
@@ -42,7 +42,6 @@ class Stuck(NamedTuple):
 def follow_natively(
     sessions: Sequence[GrammarSession | None],
     tree: HostTree,
-    status: NDArray[np.int8],
     draws: Draws,
     paths: Paths,
     workers: FillWorkers | None = None,
@@ -56,7 +55,6 @@ def follow_natively(
     Args:
         sessions: one per request of the tree, in its order; None for one that is not to be moved.
         tree: of the whole batch; valid.
-        status: int8 `[num_nodes]`: only drafts that are FREE are gone through.
         draws: see there.
         paths: empty ones, which are written to; those of requests that are not followed stay empty.
         workers: threads to share the requests among, where measurement says that it pays.
@@ -69,8 +67,8 @@ def follow_natively(
     vocabulary = next((session.vocabulary for session in sessions if session is not None), None)
     if library is None or vocabulary is None:
         return [Stuck(number, root, False) for number, root in enumerate(roots.tolist())]
-    num_threads = None if workers is None else workers.rouse(len(sessions), "follow")
     natives = [s.native_calls() if s is not None and s.vocabulary is vocabulary else None for s in sessions]
+    num_roused = workers.rouse(len(sessions), "follow") if workers is not None and any(natives) else None
     batch = NativeBatch(tree, vocabulary, natives)
     others = [Stuck(number, int(roots[number]), False) for number in batch.others()]
     if not batch.numbers:
@@ -82,13 +80,13 @@ def follow_natively(
     def call(num_threads: int = 1, pool: int | None = None) -> int:
         library.specgrammar_follow(
             *batch.inputs(num_threads, pool),
-            *(address(status), address(draws.best), draws.best.shape[1], address(draws.num_sure)),
+            *(address(draws.best), draws.best.shape[1], address(draws.num_sure)),
             *map(address, (paths.nodes, paths.tokens, lengths, stuck, is_refused)),
             *batch.results(),
         )
         return num_followed
 
-    call() if workers is None else workers.run(call, len(sessions), "follow", num_threads)
+    call() if workers is None else workers.run(call, len(sessions), "follow", num_roused)
     for number, error in batch.failures():
         if (session := sessions[number]) is not None:
             session.fail(error)

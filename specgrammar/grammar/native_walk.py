@@ -40,11 +40,10 @@ def walk_natively(
     """
     if not sessions:
         return []
-    num_threads = None if workers is None else workers.rouse(len(tree.draft_tokens))
     vocabulary = sessions[0].vocabulary
-    batch = NativeBatch(
-        tree, vocabulary, [s.native_calls() if s.vocabulary is vocabulary else None for s in sessions]
-    )
+    natives = [s.native_calls() if s.vocabulary is vocabulary else None for s in sessions]
+    num_threads = workers.rouse(len(tree.draft_tokens)) if workers is not None and any(natives) else None
+    batch = NativeBatch(tree, vocabulary, natives)
     if batch.numbers:
         if workers is None:
             walk_batch(batch, rows)

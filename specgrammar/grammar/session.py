@@ -167,6 +167,11 @@ class GrammarSession:
         """How native code walks this request's tree instead of `walk`: `packed` calls; None where it cannot."""
         return None if self.finish is not None else self._native
 
+    def matcher_moved(self) -> None:
+        """An engine that owns its loop has moved the matcher itself: calls are there no longer, or again."""
+        with self._failing_alone():
+            self._native = self._find_native_calls()
+
     # Following the target (lazy masking): the grammar moves with each choice, before that is committed.
 
     def follow(self, tokens: Sequence[int]) -> int:
@@ -301,7 +306,9 @@ class GrammarSession:
 
     def _find_native_calls(self) -> bytes | None:
         """How native code moves the grammar from where it stands now."""
-        native = self.cursor.native_calls() if self.cursor is not None and self.cursor.engaged else None
+        if self.cursor is None or not self.cursor.engaged or self.finish is not None:
+            return None
+        native = self.cursor.native_calls()
         return None if native is None else packed(native)
 
     @contextmanager

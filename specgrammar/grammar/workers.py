@@ -61,7 +61,6 @@ class FillWorkers:
         if size.choice:
             return size.choice
         alone = size.seconds_per_node(1) * num_nodes
-        # A clock that was set back may say that work took less than no time.
         could_pay = max(1, 1 + int(alone / (2 * self._handover_s))) if size.tried(1) else 1
         return size.choose(_powers_of_two(min(self.max_threads, could_pay)))
 
@@ -165,7 +164,7 @@ class _Size:
 
     def _try_again(self, num_threads: int) -> int:
         self._tried_again = num_threads
-        self._spent[num_threads].clear()
+        self._spent[num_threads] = deque(maxlen=_MEMORY)  # another thread may be learning from the one before
         return num_threads
 
 

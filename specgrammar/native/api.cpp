@@ -153,8 +153,10 @@ void specgrammar_pool_wake(void* pool, int32_t num_threads) {
 /* A call will want threads in a moment. */
 void specgrammar_pool_rouse(void* pool, int32_t num_threads) { static_cast<Pool*>(pool)->rouse(num_threads); }
 
-/* Every call on a batch begins with its requests, its trees, its vocabulary and its threads, and ends with how they
-   ended: numbers[i], natives[i]: which request of the batch it is, and how its grammar is moved. outcomes[i], refused[i], reasons[i * kReasonSize]: how it ended, the token that its matcher refused, why it failed. */
+/* Every call on a batch begins with its requests, its trees, its vocabulary and its threads, and ends with how the
+   requests ended. numbers[i], natives[i]: which request of the batch it is, and how its grammar is moved.
+   outcomes[i], refused[i], reasons[i * kReasonSize]: how it ended, the token that its matcher refused, why it
+   failed. */
 
 /* Walk some requests of a batch; returns the number of the row behind the last one handed out.
 
@@ -162,7 +164,8 @@ void specgrammar_pool_rouse(void* pool, int32_t num_threads) { static_cast<Pool*
 int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
                          const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
                          int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
-                         int32_t num_threads, int32_t* words, int64_t num_words, int32_t* owners, int8_t* status, int64_t first_row,
+                         int32_t num_threads, int32_t* words, int64_t num_words, int32_t* owners, int8_t* status,
+                         int64_t first_row,
                          int32_t dense, int32_t* outcomes, int64_t* refused, char* reasons) {
   const Requests requests{num_requests, numbers, natives, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
@@ -188,13 +191,13 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Nat
 
 /* Move the matchers of some requests along what the target drew.
 
-   status, best, num_sure: by flat index of the whole batch; see `Draws` and `follow`.
+   best, num_sure: by flat index of the whole batch; see `Draws` and `follow`.
    nodes, tokens: request i's path begins at cu_nodes[numbers[i]]. lengths[i], stuck[i], is_refused[i]: see `Path`. */
 void specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
                         const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
                         int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
-                        int32_t num_threads, const int8_t* status, const int32_t* best, int64_t num_best,
-                        const int64_t* num_sure, int64_t* nodes, int64_t* tokens, int64_t* lengths, int64_t* stuck,
+                        int32_t num_threads, const int32_t* best, int64_t num_best, const int32_t* num_sure,
+                        int64_t* nodes, int64_t* tokens, int64_t* lengths, int64_t* stuck,
                         int8_t* is_refused, int32_t* outcomes, int64_t* /* refused */, char* reasons) {
   const Requests requests{num_requests, numbers, natives, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
@@ -203,7 +206,7 @@ void specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Nati
     const Request request = requests[i];
     specgrammar::Path path{nodes + request.first, tokens + request.first, 0, -1, false};
     char* const reason = reasons + i * specgrammar::kReasonSize;
-    outcomes[i] = outcome_of(reason, [&] { return follow(request, trees, status, draws, path, reason); });
+    outcomes[i] = outcome_of(reason, [&] { return follow(request, trees, draws, path, reason); });
     lengths[i] = path.length;
     stuck[i] = path.stuck;
     is_refused[i] = path.is_refused;

@@ -18,14 +18,13 @@ std::vector<int32_t>& scratch() {
 
 class Follower {
  public:
-  Follower(const Request& request, const Trees& trees, const int8_t* status, const Draws& draws)
+  Follower(const Request& request, const Trees& trees, const Draws& draws)
       : request_(request),
         trees_(trees),
         draws_(draws),
         tokens_(trees.draft_tokens + request.first),
         next_token_(trees.next_token + request.first),
         next_sibling_(trees.next_sibling + request.first),
-        status_(status + request.first),
         row_(scratch()) {}
 
   Outcome run(Path& path) {
@@ -85,7 +84,7 @@ class Follower {
 
   int64_t child_with(int64_t node, int64_t token) const {
     int64_t child = next_token_[node];
-    while (child >= 0 && !(tokens_[child] == token && status_[child] == kFree)) child = next_sibling_[child];
+    while (child >= 0 && tokens_[child] != token) child = next_sibling_[child];
     return child;
   }
 
@@ -95,15 +94,14 @@ class Follower {
   const int64_t* tokens_;
   const int64_t* next_token_;
   const int64_t* next_sibling_;
-  const int8_t* status_;
   std::vector<int32_t>& row_;  // of the node where the draw was refused
 };
 
 }  // namespace
 
-Outcome follow(const Request& request, const Trees& trees, const int8_t* status, const Draws& draws, Path& path,
-               char* reason) {
-  const Outcome outcome = Follower(request, trees, status, draws).run(path);
+Outcome follow(const Request& request, const Trees& trees, const Draws& draws, Path& path, char* reason) {
+  if (!has_rows_of(request, (trees.vocab_size + 31) / 32, reason)) return kFailed;
+  const Outcome outcome = Follower(request, trees, draws).run(path);
   if (outcome == kFailed) request.calls->reason(request.calls, request.matcher, reason, kReasonSize);
   return outcome;
 }

@@ -12,7 +12,7 @@ namespace specgrammar {
 struct Draws {
   const int32_t* best;     /* [nodes, num_best]: what was drawn, -1 for nothing, and the next best behind it */
   int64_t num_best;        /* at least 1 */
-  const int64_t* num_sure; /* how many of them come in this order for certain; the draw holds in any case */
+  const int32_t* num_sure; /* how many of them come in this order for certain; the draw holds in any case */
 };
 
 /* Where a request's path goes. */
@@ -25,9 +25,7 @@ struct Path {
 };
 
 /* Move the matcher along the draws. A draw that is illegal gives way to the next best that is legal. The way stops at a
-   node where none is, where a stop token is drawn, or an id outside the vocabulary. `status` (by flat index) says
-   which drafts may be accepted at all: free ones. Throws std::bad_alloc. */
-Outcome follow(const Request& request, const Trees& trees, const int8_t* status, const Draws& draws, Path& path,
-               char* reason);
+   node where none is, where a stop token is drawn, or an id outside the vocabulary. Throws std::bad_alloc. */
+Outcome follow(const Request& request, const Trees& trees, const Draws& draws, Path& path, char* reason);
 
 }  // namespace specgrammar

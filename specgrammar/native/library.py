@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specgrammar.errors import ConfigError
 
-_VERSION = 4
+_VERSION = 5
 """`SPECGRAMMAR_NATIVE_VERSION`: raised whenever a signature changes."""
 SWITCH = "SPECGRAMMAR_NATIVE"
 """Environment variable: `0` walks grammars by Python although native libraries are there."""
@@ -42,7 +42,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         None,
         [
             *_BATCH,
-            *(_POINTER, _POINTER, _INT64, _POINTER),  # the draws
+            *(_POINTER, _INT64, _POINTER),  # the draws
             *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),  # the paths
             *_RESULTS,
         ],

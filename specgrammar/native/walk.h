@@ -56,6 +56,9 @@ struct Rows {
   bool dense;
 };
 
+/* Whether a matcher's rows are as long as they must be; else `reason` (kReasonSize bytes) says so. */
+bool has_rows_of(const Request& request, int64_t num_words, char* reason);
+
 /* Walk one request; the matcher is left as it was found. `reason` (kReasonSize bytes) says why it failed.
    Throws std::bad_alloc before it moves. */
 Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t* token);

@@ -61,7 +61,7 @@ class SupportsNativeCalls(Protocol):
     """
 
     def native_calls(self) -> NativeCalls | None:
-        """The calls for this matcher as it stands now, valid as long as it stands there, or again.
+        """The calls for this matcher: the same wherever it stands, so that they are not asked for in each step.
 
         They do what `walk_calls` do, but the token of an accept may be any id. None where native code cannot
         move it: behind a stop token, or where the library for it was not built.

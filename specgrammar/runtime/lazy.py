@@ -53,7 +53,7 @@ class LazyMasking:
 
     parts: MaskParts
     walk_type: type[LazyWalk] = LazyWalk
-    readback: Readback = field(init=False, repr=False)
+    readback: Readback = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readback", Readback(self.parts.device))

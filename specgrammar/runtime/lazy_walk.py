@@ -81,13 +81,13 @@ class LazyWalk:
             if not table.greedy.all():
                 return None
             tokens = greedy_tokens(self._logits).to(torch.int32)
-            return Draws(to_host(tokens[:, None]), np.ones(tree.num_nodes, np.int64))
+            return Draws(to_host(tokens[:, None]), np.ones(tree.num_nodes, np.int32))
         request = np.repeat(np.arange(tree.bs), np.diff(tree.cu_nodes))
         table = table.take(request)
         num_tokens = np.array([request.num_tokens for request in self._step.batch.requests], np.int64)
         positions = num_tokens[request] + tree.depths()
         best, num_sure = top_tokens(self._logits, table, positions, NUM_BEST)
-        draws = Draws(self._readback.read(best.to(torch.int32)), to_host(num_sure))
+        draws = Draws(*self._readback.read(best.to(torch.int32), num_sure.to(torch.int32)))
         others = np.flatnonzero((draws.num_sure == 0) | ~np.array(self._guarded)[request])
         if others.size:
             rows = rows_of(self._logits, others)
@@ -113,7 +113,7 @@ class LazyWalk:
         if self._draws is None or self._step.want_logprobs:
             return [Stuck(request, root, False) for request, root in enumerate(self._roots)]
         asked = [session if is_guarded else None for session, is_guarded in sessions]
-        return follow_natively(asked, self._tree, self._status, self._draws, self._paths, self._workers)
+        return follow_natively(asked, self._tree, self._draws, self._paths, self._workers)
 
     def paths(self) -> AcceptedPaths:
         """What the walks found."""

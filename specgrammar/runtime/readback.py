@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -11,7 +10,7 @@ from specgrammar.protocols.staging import Device
 
 
 class Readback:
-    """One piece of host memory, page-locked where that exists, for a result that each step reads back.
+    """One piece of host memory, page-locked where that exists, for what each step reads back.
 
     Fresh memory would be touched for the first time in each step, and into memory that is not page-locked the
     driver copies twice.
@@ -26,15 +25,18 @@ class Readback:
         self._device = device
         self._memory = torch.empty(0, dtype=torch.int32)
 
-    def read(self, result: torch.Tensor) -> NDArray[Any]:
-        """A result on the host, until the next one is read; waits for the device.
+    def read(self, *results: torch.Tensor) -> tuple[NDArray[np.int32], ...]:
+        """Results on the host, until others are read; waits for the device once.
 
         Args:
-            result: int32, of any shape.
+            results: int32, of any shapes.
         """
-        if result.numel() > self._memory.numel():
-            self._memory = torch.zeros(result.numel(), dtype=torch.int32, pin_memory=self._device.can_pin)
-        host = self._memory[: result.numel()].view(result.shape)
-        self._device.copy(host, result)
+        sizes = [result.numel() for result in results]
+        if sum(sizes) > self._memory.numel():
+            self._memory = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=self._device.can_pin)
+        parts = torch.split(self._memory[: sum(sizes)], sizes)
+        copies = [part.view(result.shape) for part, result in zip(parts, results, strict=True)]
+        for copy, result in zip(copies, results, strict=True):
+            self._device.copy(copy, result)
         self._device.record().wait()
-        return host.numpy()
+        return tuple(copy.numpy() for copy in copies)

@@ -43,7 +43,7 @@ class Paths:
         return int(self._roots[request] + self.lengths[request]) - 1
 
     def rows(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Where paths of some lengths lie, int64 `[bs, longest]`, and which of these places are theirs."""
-        columns = np.arange(lengths.max(initial=0))
+        """Where paths of some lengths lie, int64 `[bs, longest or 1]`, and which of these places are theirs."""
+        columns = np.arange(lengths.max(initial=1))
         places = np.minimum(self._roots[:, None] + columns, len(self.nodes) - 1)
         return places, columns < lengths[:, None]

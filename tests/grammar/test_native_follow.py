@@ -15,8 +15,9 @@ from specgrammar.errors import MatcherError
 from specgrammar.grammar.native_follow import Draws, Stuck, follow_natively
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
+from specgrammar.protocols.abilities import NativeCalls
 from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec
-from specgrammar.runtime.lazy import open_status
+from specgrammar.testing.checks.native_play import TWO_WORDS
 from specgrammar.testing.reference import ReferenceBackend
 from specgrammar.testing.toys import GRAMMARS, SPECIAL, STOP, VOCABULARY
 from specgrammar.trees.paths import Paths
@@ -42,13 +43,13 @@ def called_back(spec: GrammarSpec) -> CalledBack:
 def draws_of(num_nodes: int, seed: int) -> Draws:
     """Three best tokens of each node, as many of them sure as chance has it."""
     rng = np.random.default_rng(seed)
-    return Draws(rng.choice(TOKENS, (num_nodes, 3)).astype(np.int32), rng.integers(0, 4, num_nodes))
+    return Draws(rng.choice(TOKENS, (num_nodes, 3)).astype(np.int32), rng.integers(0, 4, num_nodes, np.int32))
 
 
 def draws(token: int, num_nodes: int, *others: int) -> Draws:
     """The same at every node."""
     best = np.array([[token, *others]] * num_nodes, np.int32).reshape(num_nodes, 1 + len(others))
-    return Draws(best, np.full(num_nodes, best.shape[1]))
+    return Draws(best, np.full(num_nodes, best.shape[1], np.int32))
 
 
 class Gone(NamedTuple):
@@ -69,8 +70,7 @@ def follow(
 ) -> list[Gone]:
     """What becomes of each request."""
     paths = Paths(tree.cu_nodes)
-    status = open_status(tree, [s or GrammarSession(VOCABULARY) for s in sessions], VOCABULARY)
-    stuck = {one.number: one for one in follow_natively(sessions, tree, status, draws, paths, workers)}
+    stuck = {one.number: one for one in follow_natively(sessions, tree, draws, paths, workers)}
     found = []
     for request, (begin, length) in enumerate(
         zip(tree.cu_nodes.tolist(), paths.lengths.tolist(), strict=False)
@@ -134,7 +134,7 @@ def test_moves_that_are_not_kept_are_taken_back(num_kept: int) -> None:
     assert expected.cursor is not None
     a, b = VOCABULARY.tokens.index(b"a"), VOCABULARY.tokens.index(b"b")
     tree = HostTree.from_chains([[0, a, b]])
-    drawn = Draws(np.array([[a], [b], [a]], np.int32), np.ones(3, np.int64))
+    drawn = Draws(np.array([[a], [b], [a]], np.int32), np.ones(3, np.int32))
     assert follow([session], tree, drawn) == [Gone([0, 1, 2], [a, b, a], -1)]
     session.commit([a, b, a][:num_kept])
     expected.commit([a, b, a][:num_kept])
@@ -220,3 +220,20 @@ def test_it_says_where_nothing_that_is_known_is_legal(others: tuple[int, ...], i
     """A stop token may be; whether it is, is not for native code to say, which cannot move over it."""
     session = GrammarSession(VOCABULARY, matcher("xgrammar", GrammarSpec.regex("a?")))
     assert follow([session], HostTree.roots([0]), draws(12, 1, *others)) == [Gone([], [], 0, is_refused)]
+
+
+class TooNarrow(CalledBack):
+    def native_calls(self) -> NativeCalls | None:
+        return self.calls(self._vocabulary.num_words - 1)
+
+
+def test_a_matcher_with_rows_of_another_width_ends_its_own_request() -> None:
+    """A row of its width would be read behind its end."""
+
+    class Backend(ReferenceBackend):
+        matcher_class = TooNarrow
+
+    backend, spec = Backend(TWO_WORDS), GrammarSpec.choice(["ab"])
+    session = GrammarSession(TWO_WORDS, backend.matcher(backend.compile(spec)))
+    assert follow([session], HostTree.roots([0]), draws(12, 1, 39)) == [Gone([], [], -1)]
+    assert "its rows have 1 words, those of the step 2" in str(session.error)

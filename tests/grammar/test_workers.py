@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -119,6 +120,30 @@ def test_steps_with_little_to_do_are_no_faster_than_others() -> None:
     for _ in range(24):
         workers.run(work, 10)
     assert [given[step] for step in range(6, 24) if step not in (10, 11, 12, 20, 21, 22)] == [2] * 12
+
+
+def test_threads_of_the_interpreter_learn_side_by_side() -> None:
+    """One may begin to try a number again while another learns what it took."""
+    workers, failed, interval = FillWorkers(2), list[BaseException](), sys.getswitchinterval()
+
+    def steps() -> None:
+        try:
+            for step in range(3000):
+                threads = workers.num_threads(NUM_NODES)
+                workers._size(NUM_NODES).learn(threads, 1e-6 * (1 + step * 7 % 5))
+        except BaseException as error:
+            failed.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        others = [threading.Thread(target=steps) for _ in range(4)]
+        for other in others:
+            other.start()
+        for other in others:
+            other.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
 
 
 def test_what_fails_is_not_learnt_from() -> None:

@@ -11,15 +11,20 @@ import pytest
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
+from specgrammar.grammar.gate import Markers
 from specgrammar.grammar.native_batch import NativeBatch, packed
 from specgrammar.grammar.session import GrammarSession
+from specgrammar.grammar.stops import StopRules
+from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.abilities import NativeCalls
+from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.testing.checks.native_play import TWO_WORDS
 from specgrammar.testing.toys import GRAMMARS
 from specgrammar.trees.tree import HostTree
 from tests.called_back import CalledBack
-from tests.native.walks import Always, session, walked
+from tests.native.walks import Always, matcher, session, walked
 
+A = TWO_WORDS.tokens.index(b"a")
 NONSENSE = [
     (1, 2),
     (1, 2, 0),
@@ -57,6 +62,98 @@ def test_calls_that_become_nonsense_fail_their_request_when_it_moves() -> None:
     assert one.native_calls() is not None
     one.commit([0])
     assert "native_calls gave NativeCalls(calls=-1" in str(one.error)
+
+
+class Asked(CalledBack):
+    """Counts how often it is asked; raises behind a stop token, as a plugin may."""
+
+    num_asked = 0
+
+    def native_calls(self) -> NativeCalls | None:
+        self.num_asked += 1
+        if self._finished:
+            raise MatcherError("asked behind a stop token")
+        return super().native_calls()
+
+
+def test_a_request_that_has_ended_is_not_asked() -> None:
+    one = session("native", GrammarSpec.regex("a"), Asked)
+    assert one.cursor is not None
+    matcher: Any = one.cursor.matcher
+    assert matcher.num_asked == 1
+    one.commit([A])
+    assert matcher.num_asked == 2
+    one.commit([TWO_WORDS.stop_ids[0]])
+    assert matcher.num_asked == 2
+    assert (one.finish, one.error) == ("stop", None)
+    assert one.native_calls() is None
+
+
+def test_there_are_calls_behind_the_gate_and_not_before() -> None:
+    gate = Markers(after=((A,),))
+    one = GrammarSession(TWO_WORDS, matcher(CalledBack, GrammarSpec.regex("(ab)*")), gate=gate)
+    assert one.native_calls() is None
+    one.commit([A])
+    assert one.engaged
+    calls = one.native_calls()
+    assert calls is not None
+    one.follow([A])
+    one.advance()  # takes it back
+    assert one.native_calls() == calls
+    one.abort()
+    assert one.native_calls() is None
+
+
+def test_there_are_none_where_a_stop_token_did_not_end_the_request() -> None:
+    stops = StopRules(frozenset())
+    one = GrammarSession(TWO_WORDS, matcher(CalledBack, GrammarSpec.regex("a?")), stops=stops)
+    assert one.native_calls() is not None
+    one.commit([TWO_WORDS.stop_ids[0]])
+    assert one.finish is None
+    assert one.native_calls() is None
+
+
+def test_an_engine_that_moves_the_matcher_itself_says_so() -> None:
+    one = session("native", GrammarSpec.regex("a?"))
+    assert one.cursor is not None
+    calls = one.native_calls()
+    one.cursor.matcher.accept(TWO_WORDS.stop_ids[0])
+    one.matcher_moved()
+    assert one.native_calls() is None
+    one.cursor.matcher.rollback(1)
+    one.matcher_moved()
+    assert one.native_calls() == calls
+
+
+class Roused(FillWorkers):
+    """Notes what is woken, and what runs."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.seen: list[tuple[str, int]] = []
+        self._pool.rouse = lambda num_threads: self.seen.append(("rouse", num_threads))  # type: ignore[method-assign]
+
+    def num_threads(self, num_nodes: int, kind: str = "walk") -> int:  # noqa: ARG002
+        return 2
+
+    def run(self, work: Any, num_nodes: int, kind: str = "walk", num_threads: int | None = None) -> None:
+        self.seen.append(("run", num_threads or 0))
+        super().run(work, num_nodes, kind, num_threads)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "seen"),
+    [
+        (["native", "native"], [("rouse", 2), ("run", 2)]),
+        (["free", "native"], [("rouse", 2), ("run", 2)]),
+        (["gated", "free", "python", "over"], []),
+    ],
+)
+def test_threads_are_woken_for_calls_that_come(kinds: list[str], seen: list[tuple[str, int]]) -> None:
+    workers = Roused()
+    batch = [session(kind, GRAMMARS[3]) for kind in kinds]
+    walked(batch, HostTree.roots([0] * len(kinds)), workers=workers)
+    assert workers.seen == seen
 
 
 def numbered(grammars: Sequence[int]) -> tuple[list[GrammarSession], list[int]]:

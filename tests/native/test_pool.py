@@ -86,6 +86,27 @@ def test_threads_that_were_roused_are_there_for_any_call() -> None:
             pool.wake(1 + step * 7 % 5)
 
 
+def cpu_time_of_others() -> int:
+    """Nanoseconds that threads but this one have computed."""
+    tasks = Path("/proc/self/task")
+    others = [task for task in tasks.iterdir() if int(task.name) != threading.get_native_id()]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in others)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell")
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_roused_thread_stays_awake_for_a_while(num_threads: int) -> None:
+    pool = NativePool(2)
+    pool.wake(2)
+    before = cpu_time_of_others()
+    for _ in range(20):
+        pool.rouse(num_threads)
+        time.sleep(2e-3)
+    spent = cpu_time_of_others() - before
+    assert (spent > 20 * 100_000) == (num_threads == 2), f"{spent} ns"
+    assert spent < 20 * 2_000_000, "no longer than it takes to prepare a call"
+
+
 def test_threads_are_roused_while_others_walk() -> None:
     workers, expected, wrong = Always(3), walked(sessions(KINDS), TREE), list[Walked]()
 

@@ -111,6 +111,7 @@ def play_native_moves(backend: GrammarBackend, grammar: CompiledGrammar, draw: D
     story.tell(f"native_moved({texts_of(path, TWO_STOPS)})")
     matcher.native_moved(path)
     expect_replay(matcher, backend, grammar, accepted + path, "after native moves", TWO_STOPS)
+    same("native_calls in another place", matcher.native_calls(), native)
     num_tokens = draw(st.integers(0, undoable(backend, len(path))))
     story.tell(f"rollback({num_tokens})")
     matcher.rollback(num_tokens)

@@ -51,6 +51,14 @@ class NativeMovesAnyway(CalledBack):
         return is_legal
 
 
+class NativeCallsOfAPlace(CalledBack):
+    """Each place has a table of its own, which knows no other."""
+
+    def native_calls(self) -> NativeCalls | None:
+        native = super().native_calls()
+        return native and native._replace(grammar=len(self._history))
+
+
 class NativeUndoesOne(CalledBack):
     def native_rollback(self, num_tokens: int) -> None:
         self.rollback(min(num_tokens, 1))
@@ -228,6 +236,7 @@ BROKEN_NATIVE_CALLS = [
             "walk|the number of rows",
         ),
         ("native moves are no steps", NativeMovesAreForgotten, _MOVES, r"raised MatcherError: rollback"),
+        ("native calls of one place", NativeCallsOfAPlace, _MOVES, "native_calls in another place"),
         ("native moves are made twice", NativeMovesAreMadeAgain, _MOVES, "after native moves"),
         (
             "native calls without `native_moved`",
