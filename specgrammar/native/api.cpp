@@ -165,8 +165,7 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Nat
                          const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
                          int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
                          int32_t num_threads, int32_t* words, int64_t num_words, int32_t* owners, int8_t* status,
-                         int64_t first_row,
-                         int32_t dense, int32_t* outcomes, int64_t* refused, char* reasons) {
+                         int64_t first_row, int32_t dense, int32_t* outcomes, int64_t* refused, char* reasons) {
   const Requests requests{num_requests, numbers, natives, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
   Rows rows{words, num_words, owners, status, {first_row}, dense != 0};
