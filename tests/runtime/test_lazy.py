@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +15,20 @@ from hypothesis import strategies as st
 
 from specgrammar.config import Config
 from specgrammar.errors import ConfigError
+from specgrammar.native.library import why_no_core
 from specgrammar.protocols.grammar import GrammarSpec
 from specgrammar.protocols.spec import DecodeBatch
 from specgrammar.runtime import lazy_walk
 from specgrammar.runtime.device import InlineDevice
 from specgrammar.runtime.engine import Engine
+from specgrammar.runtime.lazy_walk import LazyWalk
 from specgrammar.runtime.masking import LaunchedStep, Verified
 from specgrammar.runtime.policy import AutoMasking
 from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.toy_target import Ready, ToyAdapter, ToyTarget, toy_engine
-from specgrammar.testing.toys import GRAMMARS, STOP, TEXTS
+from specgrammar.testing.toys import GRAMMARS, STOP, TEXTS, VOCABULARY
 from specgrammar.trees.tree import DraftTree
 from tests.toys import BACKEND_NAMES, legal_ids, matcher
 
@@ -83,6 +86,27 @@ def test_a_cut_path_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         cut.append(num_cut)
     assert cut[0] == 0
     assert cut[1] > 0
+
+
+def test_draws_that_native_code_found_illegal_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but those where a stop token was drawn, of which it does not know."""
+    if why := why_no_core():
+        pytest.skip(why)
+    monkeypatch.setattr(lazy_walk, "NUM_BEST", 2)
+    second_choice, seen = LazyWalk._second_choice, Counter[str]()
+
+    def choice(self: LazyWalk, request: int, node: int, is_refused: bool) -> int:
+        assert self._draws is not None
+        drawn = int(self._draws.best[node, 0])
+        assert is_refused == (0 <= drawn < VOCABULARY.vocab_size and drawn not in VOCABULARY.stop_ids)
+        seen["refused" if is_refused else "stop"] += 1
+        return second_choice(self, request, node, is_refused)
+
+    monkeypatch.setattr(LazyWalk, "_second_choice", choice)
+    engine = Engine.build(Config(mask_policy="lazy", algorithm="ngram"), ToyAdapter(device=DelayedDevice()))
+    requests = [Request(str(i), (i,), GrammarSpec.regex("(ab){20}"), max_new_tokens=60) for i in range(8)]
+    assert all(output.error is None for output in engine.generate(requests))
+    assert seen["refused"] > 0
 
 
 def outputs_of(engine: Engine, requests: list[Request]) -> dict[str, RequestOutput]:
