@@ -31,9 +31,31 @@ WARM_UP_STEPS = 16
 """What an engine has done long before: steps that show how many threads pay."""
 
 
-def own(workers: FillWorkers | None) -> FillWorkers | None:
-    """As many threads, which learn from a scene's own steps: those of an engine see all sizes between."""
-    return workers and FillWorkers(workers.max_threads)
+class Settled(FillWorkers):
+    """As many threads as a scene's own first steps show to pay, for all that follow.
+
+    An engine goes on trying others, in 3 of 100 steps; of the few that are timed here those would be most.
+    """
+
+    def __init__(self, max_threads: int | None = None) -> None:
+        """See `FillWorkers`."""
+        super().__init__(max_threads)
+        self._settled: dict[str, int] = {}
+
+    @classmethod
+    def like(cls, workers: FillWorkers | None) -> Settled | None:
+        """As many threads, which know nothing yet."""
+        return None if workers is None else cls(workers.max_threads)
+
+    def num_threads(self, num_nodes: int, kind: str = "walk") -> int:
+        """See `FillWorkers`."""
+        return self._settled.get(kind) or super().num_threads(num_nodes, kind)
+
+    def settle(self, num_nodes: int, kind: str = "walk") -> None:
+        """Stay with what the steps so far have shown for work of a kind."""
+        size = self._size(num_nodes, kind)
+        if size._medians:  # else nothing here is walked natively
+            self._settled[kind] = min(size._medians, key=size.seconds_per_node)
 
 
 class Column(Protocol):
@@ -88,10 +110,12 @@ class Eager:
 
     def prepare(self, scene: Scene, grammars: Grammars) -> Step:
         """See `Column`."""
-        workers = own(self.workers)
+        workers = Settled.like(self.workers)
         build = replace(self, workers=workers).builder(scene, grammars)
-        for _ in range(WARM_UP_STEPS if workers is not None else 0):
-            build().discard()
+        if workers is not None:
+            for _ in range(WARM_UP_STEPS):
+                build().discard()
+            workers.settle(scene.tree.num_nodes)
         return lambda: build().discard()
 
     def builder(self, scene: Scene, grammars: Grammars) -> Callable[[], GrammarMask]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.columns import WARM_UP_STEPS, own
+from benchmarks.columns import WARM_UP_STEPS, Settled
 from benchmarks.grammars import Grammars
 from benchmarks.scenes import Scene
 from specgrammar.grammar.bitmask import BitmaskRing
@@ -121,7 +121,7 @@ class Lazy:
         sessions = [grammars.session(self.backend, r.document.schema, r.committed) for r in scene.requests]
         device = SeparateMemory()
         ring = BitmaskRing(device, vocabulary.num_words, num_slots=1)
-        workers = own(self.workers)
+        workers = Settled.like(self.workers)
         parts = MaskParts(Ledger(), ring, device, vocabulary, workers, "target_only", Trace())
         best = torch.from_numpy(best_tokens(scene, grammars, self.backend, leaves_with).astype(np.int32))
         logits = torch.zeros((scene.tree.num_nodes, vocabulary.vocab_size))
@@ -149,8 +149,10 @@ class Lazy:
                 assert session.error is None, session.error
             return spent
 
-        for _ in range(WARM_UP_STEPS if workers is not None else 0):
-            run()
+        if workers is not None:
+            for _ in range(WARM_UP_STEPS):
+                run()
+            workers.settle(scene.bs, "follow")
         return partial(run, see)
 
 
