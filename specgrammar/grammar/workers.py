@@ -43,6 +43,7 @@ class FillWorkers:
         """
         self._pool = NativePool(max_threads or _num_cores())
         self.max_threads: int = self._pool.num_threads
+        self._numbers = _powers_of_two(self.max_threads)
         self._handover_s = self._measure_handover()
         self._sizes: dict[tuple[str, int], _Size] = {}
 
@@ -53,7 +54,8 @@ class FillWorkers:
             num_nodes: what the work grows with, nodes or other units.
             kind: what the work is; kinds are measured apart.
 
-        Never more than could pay if handing over work were all that sharing it costs.
+        A power of two, or all that there are; less than twice as many as could pay if handing over work were all
+        that sharing it costs.
         """
         if self.max_threads == 1:
             return 1
@@ -61,8 +63,8 @@ class FillWorkers:
         if size.choice:
             return size.choice
         alone = size.seconds_per_node(1) * num_nodes
-        could_pay = max(1, 1 + int(alone / (2 * self._handover_s))) if size.tried(1) else 1
-        return size.choose(_powers_of_two(min(self.max_threads, could_pay)))
+        could_pay = 1 + int(alone / (2 * self._handover_s)) if size.tried(1) else 1
+        return size.choose([threads for threads in self._numbers if threads < 2 * could_pay])
 
     def rouse(self, num_nodes: int, kind: str = "walk") -> int:
         """Wake the threads that `run` will use while the caller prepares what it will run; returns how many.

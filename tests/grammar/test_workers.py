@@ -88,6 +88,19 @@ def test_small_steps_are_never_shared() -> None:
         workers._size(10).learn(1, 1e-5)
 
 
+def test_few_numbers_are_tried_whatever_steps_of_a_size_take() -> None:
+    """How many could pay is another number for each step, and each would be tried three times."""
+    workers, chosen = FillWorkers(24), list[int]()
+    workers._handover_s = 1e-5
+    for step in range(300):
+        num_nodes = 1024 + step * 37 % 1000
+        threads = workers.num_threads(num_nodes)
+        chosen.append(threads)
+        workers._size(num_nodes).learn(threads, 4e-7 * (1 + step % 3 / 10) / threads)
+    assert set(chosen) == {1, 2, 4, 8, 16, 24}
+    assert chosen[100:].count(24) >= 190
+
+
 def test_a_run_is_learnt_from() -> None:
     workers, given = FillWorkers(2), list[tuple[int, int | None]]()
 
