@@ -54,8 +54,8 @@ class FillWorkers:
             num_nodes: what the work grows with, nodes or other units.
             kind: what the work is; kinds are measured apart.
 
-        A power of two, or all that there are; less than twice as many as could pay if handing over work were all
-        that sharing it costs.
+        A power of two, or all that there are; less than twice as many as could pay if handing over work were
+        all that sharing it costs.
         """
         if self.max_threads == 1:
             return 1
