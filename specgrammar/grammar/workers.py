@@ -63,7 +63,8 @@ class FillWorkers:
         if size.choice:
             return size.choice
         alone = size.seconds_per_node(1) * num_nodes
-        could_pay = 1 + int(alone / (2 * self._handover_s)) if size.tried(1) else 1
+        # At least one, also where a clock runs backwards and says that work took less than no time.
+        could_pay = max(1, 1 + int(alone / (2 * self._handover_s))) if size.tried(1) else 1
         return size.choose([threads for threads in self._numbers if threads < 2 * could_pay])
 
     def rouse(self, num_nodes: int, kind: str = "walk") -> int:

@@ -80,6 +80,14 @@ def test_a_number_that_was_measured_in_better_times_is_tried_again_before_it_is_
     assert told(workers, {1: 3e-3, 2: 2e-3}, 10).count(1) == 3
 
 
+def test_a_clock_that_runs_backwards_leaves_one_thread() -> None:
+    workers = FillWorkers(2)
+    workers._handover_s = 1e-6
+    for _ in range(30):
+        assert workers.num_threads(100) == 1
+        workers._size(100).learn(1, -1.0)
+
+
 def test_small_steps_are_never_shared() -> None:
     workers = FillWorkers(4)
     workers._handover_s = 1e-3
