@@ -109,9 +109,9 @@ class LazyWalk:
 
     def _natively(self) -> list[Stuck]:
         """Walk as far as native code can; returns where walks go on."""
-        sessions = zip(self._step.sessions, self._guarded, strict=True)
         if self._draws is None or self._step.want_logprobs:
             return [Stuck(request, root, False) for request, root in enumerate(self._roots)]
+        sessions = zip(self._step.sessions, self._guarded, strict=True)
         asked = [session if is_guarded else None for session, is_guarded in sessions]
         return follow_natively(asked, self._tree, self._draws, self._paths, self._workers)
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,25 +87,42 @@ def test_threads_that_were_roused_are_there_for_any_call() -> None:
             pool.wake(1 + step * 7 % 5)
 
 
-def cpu_time_of_others() -> int:
-    """Nanoseconds that threads but this one have computed."""
-    tasks = Path("/proc/self/task")
-    others = [task for task in tasks.iterdir() if int(task.name) != threading.get_native_id()]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in others)
+def threads_here() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def num_turns(thread: str) -> int:
+    """How often a thread was given a core."""
+    return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[2])
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell")
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_roused_thread_stays_awake_for_a_while(num_threads: int) -> None:
+def test_those_are_roused_that_are_wanted() -> None:
+    before = threads_here()
     pool = NativePool(2)
+    (thread,) = threads_here() - before
     pool.wake(2)
-    before = cpu_time_of_others()
-    for _ in range(20):
-        pool.rouse(num_threads)
-        time.sleep(2e-3)
-    spent = cpu_time_of_others() - before
-    assert (spent > 20 * 100_000) == (num_threads == 2), f"{spent} ns"
-    assert spent < 20 * 2_000_000, "no longer than it takes to prepare a call"
+    turns = -1
+    while turns != (turns := num_turns(thread)):  # until it sleeps
+        time.sleep(0.05)
+    pool.rouse(1)
+    time.sleep(0.05)
+    assert num_turns(thread) == turns, "the caller alone is wanted"
+    pool.rouse(2)
+    deadline = time.monotonic() + 20
+    while num_turns(thread) == turns:
+        assert time.monotonic() < deadline, "it sleeps on"
+        time.sleep(1e-3)
+
+
+def together(work: Callable[[], None], num_threads: int) -> None:
+    """Run the same work on some threads of the interpreter."""
+    threads = [threading.Thread(target=work) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_threads_are_roused_while_others_walk() -> None:
@@ -116,12 +134,7 @@ def test_threads_are_roused_while_others_walk() -> None:
             if (found := walked(sessions(KINDS), TREE, workers=workers)) != expected:
                 wrong.append(found)
 
-    threads = [threading.Thread(target=walks) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
+    together(walks, 3)
     assert wrong == []
 
 
@@ -170,12 +183,7 @@ def test_many_threads_walk_with_one_pool() -> None:
             if found != expected:
                 wrong.append(found)
 
-    threads = [threading.Thread(target=walks) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
+    together(walks, 4)
     assert wrong == []
 
 
