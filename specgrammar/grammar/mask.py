@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import SpecGrammarError
 from specgrammar.grammar.apply_on_cpu import apply_on_cpu
+from specgrammar.grammar.draw_on_cpu import draw_on_cpu
 from specgrammar.grammar.rows import MaskRows
 from specgrammar.protocols.staging import BitmaskSlot, Device, Event
 
@@ -81,16 +82,11 @@ class GrammarMask:
         Args:
             logits: float `[num_nodes, columns]`, row i for node i; `columns` may exceed the vocabulary.
         """
-        slot = self._held_slot()
-        if self._uploaded is None:
-            raise SpecGrammarError("apply before upload: call mask.upload() first")
-        check_logits(logits, len(self.status))
+        rows, owners = self._uploaded_for(logits)
         if logits.shape[1] > self.vocab_size:
             logits[:, self.vocab_size :] = -torch.inf
         columns = min(logits.shape[1], self.vocab_size)
-        rows, owners = slot.device_rows[: self.num_rows], slot.device_owners[: self.num_rows]
         if logits.device.type == "cpu":
-            self._uploaded.wait()  # the host reads them here, and the host is in no stream's order
             apply_on_cpu(logits, rows.numpy(), owners.tolist(), columns)
         else:
             from specgrammar.grammar.kernels import apply_rows
@@ -98,11 +94,36 @@ class GrammarMask:
             apply_rows(logits, rows, owners, columns)
         self.discard()
 
+    def draw_greedily(self, logits: torch.Tensor) -> dict[int, int]:
+        """Draw the masked argmax of each node that has a row, and give the memory back; on the CPU alone.
+
+        Args:
+            logits: as for `apply`, and such that `can_draw_on_cpu`; they stay as they are.
+
+        Returns:
+            The token of each node, -1 where nothing may be drawn (see `draw_on_cpu`).
+        """
+        rows, owners = self._uploaded_for(logits)
+        tokens = draw_on_cpu(logits, rows.numpy(), owners.numpy(), min(logits.shape[1], self.vocab_size))
+        drawn = dict(zip(owners.tolist(), tokens, strict=True))
+        self.discard()
+        return drawn
+
     def discard(self) -> None:
         """Give the memory back where the mask is not applied after all; calling it again does nothing."""
         if self._slot is not None:
             self._slot.release(self._uploaded)
             self._slot = None
+
+    def _uploaded_for(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and owners where logits are."""
+        slot = self._held_slot()
+        if self._uploaded is None:
+            raise SpecGrammarError("apply before upload: call mask.upload() first")
+        check_logits(logits, len(self.status))
+        if logits.device.type == "cpu":
+            self._uploaded.wait()  # the host reads them here, and the host is in no stream's order
+        return slot.device_rows[: self.num_rows], slot.device_owners[: self.num_rows]
 
     def _held_slot(self) -> BitmaskSlot:
         if self._slot is None:

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "draw.h"
 #include "follow.h"
 #include "pool.h"
 #include "walk.h"
@@ -20,6 +21,7 @@ using specgrammar::Pool;
 using specgrammar::Request;
 using specgrammar::Rows;
 using specgrammar::Trees;
+using specgrammar::best_legal;
 
 namespace {
 
@@ -210,6 +212,18 @@ void specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Nati
     stuck[i] = path.stuck;
     is_refused[i] = path.is_refused;
   });
+}
+
+/* Draw greedily under rows of a bitmask.
+
+   words: [num_rows, num_words]. owners[i]: which row of logits row i is for, -1 for a row that nobody uses.
+   logits: rows of `stride` values. tokens[i]: see `best_legal`. */
+void specgrammar_draw(int64_t num_rows, const int32_t* words, int64_t num_words, const int32_t* owners,
+                      const float* logits, int64_t stride, int64_t vocab_size, int64_t* tokens) {
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t owner = owners[row];
+    tokens[row] = owner < 0 ? -1 : best_legal(logits + owner * stride, words + row * num_words, vocab_size);
+  }
 }
 
 }  // extern "C"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specgrammar.errors import ConfigError
 
-_VERSION = 5
+_VERSION = 6
 """`SPECGRAMMAR_NATIVE_VERSION`: raised whenever a signature changes."""
 SWITCH = "SPECGRAMMAR_NATIVE"
 """Environment variable: `0` walks grammars by Python although native libraries are there."""
@@ -45,6 +45,14 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
             *(_POINTER, _INT64, _POINTER),  # the draws
             *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),  # the paths
             *_RESULTS,
+        ],
+    ),
+    "specgrammar_draw": (
+        None,
+        [
+            *(_INT64, _POINTER, _INT64, _POINTER),  # the rows
+            *(_POINTER, _INT64, _INT64),  # the logits
+            _POINTER,
         ],
     ),
 }

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specgrammar.grammar.draw_on_cpu import can_draw_on_cpu
 from specgrammar.grammar.native_follow import Draws, Stuck, follow_natively
 from specgrammar.grammar.session import refuses
 from specgrammar.grammar.workers import FillWorkers
@@ -100,7 +101,6 @@ class LazyWalk:
         for request, node, is_refused in self._natively():
             if self._status[node] in (_LIVE, _FREE):
                 self._walk(request, node, is_refused)
-        self._second.apply()
         paths = self._paths
         for request, token in zip(self._refused, self._draw_again(self._refused), strict=True):
             last = paths.last(request)
@@ -194,18 +194,21 @@ class LazyWalk:
         if not self._second.offers(node):
             return _NO_TOKEN
         if self._second.at_once:
-            self._second.apply()
             return self._draw_again([request])[0]
         self._refused.append(request)
         return _NO_TOKEN
 
     def _draw_again(self, requests: Sequence[int]) -> list[int]:
-        """Draws at the last nodes of some requests, whose rows are masked now."""
-        if not requests:
-            return []
+        """Draws at the last nodes of some requests, from their masked rows."""
         nodes = [int(self._paths.nodes[self._paths.last(request)]) for request in requests]
         depths = [int(self._paths.lengths[request]) - 1 for request in requests]
-        tokens = self._draw(requests, nodes, depths)
+        are_greedy = not any(self._step.batch.requests[request].sampling.temperature for request in requests)
+        if are_greedy and not self._step.want_logprobs and can_draw_on_cpu(self._logits):
+            drawn = self._second.draw_greedily()
+            tokens = [drawn[node] for node in nodes]
+        else:
+            self._second.apply()
+            tokens = self._draw(requests, nodes, depths) if requests else []
         for index, (request, token) in enumerate(zip(requests, tokens, strict=True)):
             session = self._step.sessions[request]
             if token >= 0 and session.finish is None and not session.follow([token]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import torch
@@ -51,13 +53,29 @@ class SecondDraws:
 
     def apply(self) -> None:
         """Mask the logits of all nodes that were filled since the last call."""
+        with self._uploaded() as mask:
+            if mask is not None:
+                vocab_size = self._parts.vocabulary.vocab_size  # further columns of all nodes are masked already
+                mask.apply(self._logits[:, :vocab_size])
+
+    def draw_greedily(self) -> dict[int, int]:
+        """Draw at all nodes that were filled since the last call, from logits that stay unmasked.
+
+        Returns the token of each node, -1 where nothing may be drawn.
+        """
+        with self._uploaded() as mask:
+            return {} if mask is None else mask.draw_greedily(self._logits)
+
+    @contextmanager
+    def _uploaded(self) -> Iterator[GrammarMask | None]:
+        """What was filled since the last call, where the logits are; None if nothing was."""
         if self._filled is None:
+            yield None
             return
         with self._parts.trace.span("resample"):
-            vocab_size = self._parts.vocabulary.vocab_size
-            mask = GrammarMask(*self._filled, self._parts.device, vocab_size)
+            mask = GrammarMask(*self._filled, self._parts.device, self._parts.vocabulary.vocab_size)
             self._filled = None
             with mask:
                 self.num_rows += mask.num_rows
                 mask.upload()
-                mask.apply(self._logits[:, :vocab_size])  # the padded columns of all nodes are masked already
+                yield mask

@@ -1,0 +1,50 @@
+"""Greedy draws under bitmask rows from logits that are in the host's memory, which stay as they are.
+
+One native pass over what is legal takes a sixth of the time of masking a row and taking its argmax.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specgrammar.grammar.native_batch import address
+from specgrammar.native.library import core
+
+
+def can_draw_on_cpu(logits: torch.Tensor) -> bool:
+    """Whether `draw_on_cpu` knows such logits: float32 in the host's memory, and there is native code."""
+    return (
+        logits.device.type == "cpu"
+        and logits.dtype == torch.float32
+        and logits.stride(1) == 1
+        and core() is not None
+    )
+
+
+def draw_on_cpu(
+    logits: torch.Tensor, rows: NDArray[np.int32], owners: NDArray[np.int32], columns: int
+) -> list[int]:
+    """The argmax of what each row allows: what `sample_tokens` draws greedily from masked logits.
+
+    Args:
+        logits: `[num_nodes, >= columns]` for which `can_draw_on_cpu`.
+        rows: C-contiguous int32 `[num_rows, num_words]`.
+        owners: C-contiguous int32 `[num_rows]`, the logits row of each, -1 for a row that nobody uses.
+        columns: tokens that the rows speak of; others are not drawn.
+
+    Returns:
+        A token for each row, the lowest id of a tie; -1 for a row that nobody uses, and where nothing may be
+        drawn: nothing is legal, all that is has -inf, or one of it NaN or +inf.
+    """
+    library = core()
+    assert library is not None
+    tokens = (ctypes.c_int64 * len(rows))()
+    library.specgrammar_draw(
+        *(len(rows), address(rows), rows.shape[1], address(owners)),
+        *(logits.data_ptr(), logits.stride(0), columns, tokens),
+    )
+    return list(tokens)
