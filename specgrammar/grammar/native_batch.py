@@ -92,11 +92,11 @@ class NativeBatch:
         return [self._outcomes.buffer_info()[0], self._refused.buffer_info()[0], address(self._reasons)]
 
     def failures(self) -> Iterator[tuple[int, RequestError]]:
-        """The requests that failed, each with its reason."""
+        """The requests that failed, by their places in `numbers`, each with its reason."""
         if any(self._outcomes):
             for index, outcome in enumerate(self._outcomes):
                 if outcome != _WALKED:
-                    yield self.numbers[index], self._error(index)
+                    yield index, self._error(index)
 
     def _error(self, index: int) -> RequestError:
         if self._outcomes[index] == _NOTHING_LEGAL:

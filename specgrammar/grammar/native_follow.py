@@ -87,14 +87,15 @@ def follow_natively(
         return num_followed
 
     call() if workers is None else workers.run(call, len(sessions), "follow", num_roused)
-    for number, error in batch.failures():
-        if (session := sessions[number]) is not None:
+    for index, error in batch.failures():
+        lengths[index], stuck[index] = 0, -1
+        if (session := sessions[batch.numbers[index]]) is not None:
             session.fail(error)
     paths.lengths[batch.numbers] = lengths
-    begins, chosen = roots[batch.numbers].tolist(), paths.tokens.data
-    for index, (number, begin, length) in enumerate(zip(batch.numbers, begins, lengths.tolist(), strict=True)):
-        session = sessions[number]
-        if session is not None and not session.followed(chosen[begin : begin + length].tolist()):
-            paths.lengths[number], stuck[index] = 0, -1
+    begins = roots[batch.numbers]
+    chosen, ends = paths.tokens.data, (begins + lengths).tolist()
+    for number, begin, end in zip(batch.numbers, begins.tolist(), ends, strict=True):
+        if begin < end and (session := sessions[number]) is not None:
+            session.followed(chosen[begin:end])
     going_on = np.flatnonzero(stuck >= 0).tolist()
     return sorted([*others, *(Stuck(batch.numbers[i], int(stuck[i]), bool(is_refused[i])) for i in going_on)])

@@ -50,8 +50,8 @@ def walk_natively(
         else:
             work = partial(walk_batch, batch, rows)
             workers.run(work, len(tree.draft_tokens), num_threads=num_threads)
-        for number, error in batch.failures():
-            sessions[number].fail(error)
+        for index, error in batch.failures():
+            sessions[batch.numbers[index]].fail(error)
     return batch.others()
 
 

@@ -54,23 +54,27 @@ class LazyMasking:
     parts: MaskParts
     walk_type: type[LazyWalk] = LazyWalk
     readback: Readback = field(init=False, repr=False, compare=False)
+    status_of_token: NDArray[np.int8] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readback", Readback(self.parts.device))
+        object.__setattr__(self, "status_of_token", status_of_token(self.parts.vocabulary))
 
     def verify(self, step: LaunchedStep) -> Verified:
         """See `MaskPolicy`."""
         parts, span = self.parts, self.parts.trace.span
         tree = catch_up(parts, step)
-        step = replace(step, batch=step.batch.resolved())
+        if step.batch.unresolved is not None:
+            step = replace(step, batch=step.batch.resolved())
         validate_tree(tree)
         guarded = [not request.sampling.truncates for request in step.batch.requests]
-        status = open_status(tree, step.sessions, parts.vocabulary)
+        status = open_status(tree, step.sessions, self.status_of_token)
         if all(guarded):
             with span("wait"):
                 logits = step.pending.wait()
             check_logits(logits, tree.num_nodes)
-            logits[:, parts.vocabulary.vocab_size :] = -torch.inf
+            if logits.shape[1] > parts.vocabulary.vocab_size:
+                logits[:, parts.vocabulary.vocab_size :] = -torch.inf
             num_rows = 0
         else:
             logits, num_rows = self._mask_the_others(step, tree, guarded, status)
@@ -96,23 +100,29 @@ class LazyMasking:
         return logits, mask.num_rows
 
 
-def open_status(tree: HostTree, sessions: Sequence[GrammarSession], vocabulary: Vocabulary) -> NDArray[np.int8]:
+def status_of_token(vocabulary: Vocabulary) -> NDArray[np.int8]:
+    """What a node with a token is as far as the grammar need not be asked, int8 `[vocab_size + 2]` by id + 1.
+
+    FREE for tokens, ENDED for stop tokens; at the ends PADDING for placeholders (-1), and REJECTED for ids
+    outside the vocabulary.
+    """
+    table = np.full(vocabulary.vocab_size + 2, _FREE, np.int8)
+    table[np.array(vocabulary.stop_ids) + 1] = _ENDED
+    table[0], table[-1] = _PADDING, _REJECTED
+    return table
+
+
+def open_status(
+    tree: HostTree, sessions: Sequence[GrammarSession], status_of_token: NDArray[np.int8]
+) -> NDArray[np.int8]:
     """The status of every node as far as the grammar need not be asked, int8 `[num_nodes]`.
 
-    FREE for tokens, ENDED for stop tokens, REJECTED for ids outside the vocabulary; PADDING for placeholders
-    and for requests that are over.
+    That of its token; FREE for roots, PADDING for requests that are over.
     """
-    tokens = tree.draft_tokens
-    status = np.empty(len(tokens), np.int8)
-    status.fill(_FREE)
-    for stop_id in vocabulary.stop_ids:  # a few: `isin` takes five times as long
-        status[tokens == stop_id] = _ENDED
-    status[tokens >= vocabulary.vocab_size] = _REJECTED
-    status[tokens < 0] = _PADDING
+    status = status_of_token.take(tree.draft_tokens + 1, mode="clip")
     status[tree.cu_nodes[:-1]] = _FREE
-    for request, session in enumerate(sessions):
-        if session.finish is not None:
-            status[tree.request_slice(request)] = _PADDING
+    for request in [number for number, session in enumerate(sessions) if session.finish is not None]:
+        status[tree.request_slice(request)] = _PADDING
     return status
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specgrammar.grammar.draw_on_cpu import can_draw_on_cpu
 from specgrammar.grammar.native_follow import Draws, Stuck, follow_natively
-from specgrammar.grammar.session import refuses
+from specgrammar.grammar.session import GrammarSession, refuses
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.target import AcceptedPaths
@@ -68,7 +68,6 @@ class LazyWalk:
         self._roots: list[int] = tree.cu_nodes[:-1].tolist()
         links = tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling
         self._links = tuple(np.ascontiguousarray(part).data for part in links)
-        self._ended: dict[int, int] = {}  # the accepted node behind a path that ends there
         self._refused: list[int] = []  # requests whose last node is to be drawn from again
         self._draws: Draws | None = self.draw_at_once(tree)
 
@@ -111,22 +110,18 @@ class LazyWalk:
         """Walk as far as native code can; returns where walks go on."""
         if self._draws is None or self._step.want_logprobs:
             return [Stuck(request, root, False) for request, root in enumerate(self._roots)]
-        sessions = zip(self._step.sessions, self._guarded, strict=True)
-        asked = [session if is_guarded else None for session, is_guarded in sessions]
+        asked: Sequence[GrammarSession | None] = self._step.sessions
+        if not all(self._guarded):
+            asked = [s if is_guarded else None for s, is_guarded in zip(asked, self._guarded, strict=True)]
         return follow_natively(asked, self._tree, self._draws, self._paths, self._workers)
 
     def paths(self) -> AcceptedPaths:
         """What the walks found."""
-        paths, ended = self._paths, list(self._ended)
+        paths, roots = self._paths, self._tree.cu_nodes[:-1]
         accepted = np.maximum(paths.lengths, 1)
-        for request, node in self._ended.items():
-            paths.nodes[paths.last(request) + 1] = node
-            accepted[request] += 1
         places, inside = paths.rows(accepted)
-        index = np.where(inside, paths.nodes[places] - self._tree.cu_nodes[:-1, None], -1)
-        last = self._tree.cu_nodes[:-1] + np.maximum(paths.lengths - 1, 0)
-        bonus = np.where(paths.lengths > 0, paths.tokens[last], -1)
-        bonus[ended] = -1
+        index = np.where(inside, paths.nodes[places] - roots[:, None], -1)
+        bonus = paths.tokens[roots + accepted - 1]
         logprobs = self._logprobs(index.shape) if self._step.want_logprobs else None
         return AcceptedPaths(index, accepted - 1, bonus, logprobs)
 
@@ -151,7 +146,7 @@ class LazyWalk:
             if child < 0:
                 return
             if self._status[child] == _ENDED:
-                self._ended[request] = child
+                paths.extend(request, [child], [_NO_TOKEN])  # nothing follows a stop token
                 return
             node, is_refused = child, False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from specgrammar.checks import check_choice, check_int, check_number
@@ -38,6 +38,7 @@ class SamplingParams:
         min_p: keep tokens with at least this share of the most probable one's probability, in [0, 1].
         seed: the noise of this request, in [0, 2**63). Same seed, same tokens, whatever the batch, the
             algorithm or the schedule.
+        truncates: whether some tokens are cut for what the others are, so that the mask has to come before.
     """
 
     temperature: float = 0.0
@@ -45,6 +46,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    truncates: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_number("sampling: temperature", self.temperature, 0)
@@ -52,13 +54,10 @@ class SamplingParams:
         check_number("sampling: top_p", self.top_p, 0, 1, above=True)
         check_number("sampling: min_p", self.min_p, 0, 1)
         check_int("sampling: seed", self.seed, 0, 2**63 - 1)
+        cuts = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        object.__setattr__(self, "truncates", cuts and not self.greedy)
 
     @property
     def greedy(self) -> bool:
         """Whether the argmax is taken."""
         return self.temperature == 0.0
-
-    @property
-    def truncates(self) -> bool:
-        """Whether some tokens are cut for what the others are, so that the mask has to come before."""
-        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)

@@ -14,8 +14,8 @@ class Paths:
     A path lies where its request's nodes do, from `cu_nodes[request]` on: it is not longer than they are many.
 
     Attributes:
-        nodes: int64 `[num_nodes]`, flat; at a path's place its root, though it may be empty.
-        tokens: int64 `[num_nodes]`, -1 for none.
+        nodes: int64 `[num_nodes]`, flat.
+        tokens: int64 `[num_nodes]`, -1 for none. At an empty path's place are its root and no token.
         lengths: int64 `[bs]`: how many nodes each path has.
     """
 
@@ -30,6 +30,7 @@ class Paths:
         self.tokens: NDArray[np.int64] = np.empty(int(cu_nodes[-1]), np.int64)
         self.lengths: NDArray[np.int64] = np.zeros(len(self._roots), np.int64)
         self.nodes[self._roots] = self._roots
+        self.tokens[self._roots] = -1
 
     def extend(self, request: int, nodes: Sequence[int], tokens: Sequence[int]) -> None:
         """Go on along some nodes, with as many tokens."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.native_follow import Draws, Stuck, follow_natively
+from specgrammar.grammar.rows import MaskRows
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.abilities import NativeCalls
@@ -188,11 +189,27 @@ def test_a_matcher_that_does_not_note_its_moves_ends_its_own_request() -> None:
         GrammarSession(VOCABULARY, called_back(spec)),
     ]
     followed = follow(sessions, HostTree.roots([0, 0, 0]), draws(3, 3))
-    assert followed == [Gone([0], [3], -1), Gone([], [], -1), Gone([2], [3], -1)]
+    assert followed == [Gone([node], [3], -1) for node in range(3)]
+    for session in sessions:
+        session.commit([3])  # finds the move made
     message = "the grammar backend raised ZeroDivisionError: planted behind [3]"
     assert [str(session.error) for session in sessions] == ["None", message, "None"]
-    sessions[2].commit([3])  # finds the move made
-    assert sessions[2].error is None
+
+
+def test_a_matcher_is_told_its_moves_before_it_is_asked_again() -> None:
+    sessions = [GrammarSession(VOCABULARY, called_back(GrammarSpec.choice(["abb"]))) for _ in range(3)]
+    follow(sessions, HostTree.roots([0, 0, 0]), draws(3, 3))
+    b = VOCABULARY.tokens.index(b"b")
+    assert sessions[0].follow([b]) == 1
+    assert sessions[1].follow_first([3, b]) == 1
+    rows = MaskRows(np.zeros((1, VOCABULARY.num_words), np.int32), 3, np.zeros(1, np.int32))
+    sessions[2].fill_ahead(rows, 2)
+    assert rows.bitmask[0].tolist() == row_of(matcher("xgrammar", GrammarSpec.choice(["b"])))
+    for session in sessions:
+        session.advance()  # nothing was kept
+        assert session.error is None
+        assert session.cursor is not None
+        assert row_of(session.cursor.matcher) == row_of(matcher("xgrammar", GrammarSpec.choice(["abb"])))
 
 
 def test_a_matcher_that_comes_twice_is_moved_once() -> None:
