@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specgrammar.grammar.native_batch import NativeBatch, address
+from specgrammar.grammar.rows import MaskRows
 from specgrammar.native.library import core
 from specgrammar.trees.paths import Paths
 from specgrammar.trees.tree import HostTree
@@ -16,6 +18,9 @@ from specgrammar.trees.tree import HostTree
 if TYPE_CHECKING:
     from specgrammar.grammar.session import GrammarSession
     from specgrammar.grammar.workers import FillWorkers
+
+_REFUSED, _HAS_ROW = 1, 2
+"""Why a walk is stuck; see `native/follow.h`."""
 
 
 class Draws(NamedTuple):
@@ -26,6 +31,9 @@ class Draws(NamedTuple):
     before were forbidden."""
     num_sure: NDArray[np.int32]
     """`[num_nodes]`: how many of `best` come in this order for certain. The draw holds in any case."""
+    logits: torch.Tensor | None = None
+    """What greedy draws were made from, `[num_nodes, columns]` with padded columns at -inf, where
+    `can_draw_on_cpu`. Then whatever is refused is drawn again from them, not from `best`."""
 
 
 class Stuck(NamedTuple):
@@ -35,8 +43,19 @@ class Stuck(NamedTuple):
     """Which request of the batch."""
     node: int
     """Where (flat): nothing is chosen there yet."""
-    is_refused: bool
+    is_refused: bool = False
     """None of the draws that are known there is legal."""
+    has_row: bool = False
+    """Likewise, and a row of the node was filled."""
+
+
+class Followed(NamedTuple):
+    """How walks went."""
+
+    stuck: list[Stuck]
+    """Those that are not over, by request."""
+    num_rows: int = 0
+    """Rows from which refused draws were made again, or are to be."""
 
 
 def follow_natively(
@@ -44,12 +63,13 @@ def follow_natively(
     tree: HostTree,
     draws: Draws,
     paths: Paths,
+    rows: MaskRows | None = None,
     workers: FillWorkers | None = None,
-) -> list[Stuck]:
+) -> Followed:
     """Move the grammars that native code can move along the draws, and write where they went.
 
-    A draw that is illegal gives way to the next best that is legal. A walk is stuck where none is known, and
-    where a stop token is drawn, or an id outside the vocabulary. One that fails is over, and ends its request;
+    A draw that is illegal gives way to the next best that is legal; a walk is stuck where none is known. A path
+    ends behind a stop token, over which the grammar is not moved. One that fails is over, and ends its request;
     its path is empty.
 
     Args:
@@ -57,45 +77,71 @@ def follow_natively(
         tree: of the whole batch; valid.
         draws: see there.
         paths: empty ones, which are written to; those of requests that are not followed stay empty.
+        rows: compact, none handed out, with room for a row of each request: filled where none of the draws that
+            are known is legal, unless nothing is. Their statuses are not written.
         workers: threads to share the requests among, where measurement says that it pays.
 
     Returns:
-        The walks that are not over, by request. Those that native code cannot move are stuck at their roots; of
-        requests that share a matcher the first is followed.
+        Which walks are not over. Those that native code cannot move are stuck at their roots; of requests that
+        share a matcher the first is followed.
     """
-    library, roots = core(), tree.cu_nodes[:-1]
+    library, roots = core(), tree.cu_nodes[:-1].tolist()
     vocabulary = next((session.vocabulary for session in sessions if session is not None), None)
     if library is None or vocabulary is None:
-        return [Stuck(number, root, False) for number, root in enumerate(roots.tolist())]
+        return Followed([Stuck(number, root) for number, root in enumerate(roots)])
     natives = [s.native_calls() if s is not None and s.vocabulary is vocabulary else None for s in sessions]
     num_roused = workers.rouse(len(sessions), "follow") if workers is not None and any(natives) else None
     batch = NativeBatch(tree, vocabulary, natives)
-    others = [Stuck(number, int(roots[number]), False) for number in batch.others()]
-    if not batch.numbers:
-        return others
-    num_followed = len(batch.numbers)
-    lengths, stuck = np.empty(num_followed, np.int64), np.empty(num_followed, np.int64)
-    is_refused = np.empty(num_followed, np.bool_)
+    others = [Stuck(number, roots[number]) for number in batch.others()]
+    if not (numbers := batch.numbers):
+        return Followed(others)
+    num_moved, stuck, why = np.empty((3, len(numbers)), np.int64)
+    arguments = [
+        *(address(draws.best), draws.best.shape[1], address(draws.num_sure)),
+        *_logits(draws.logits, vocabulary.vocab_size),
+        *(
+            (None, 0, None)
+            if rows is None
+            else (address(rows.bitmask), rows.bitmask.shape[1], address(rows.owners))
+        ),
+        *(
+            address(paths.nodes),
+            address(paths.tokens),
+            paths.width,
+            address(paths.lengths),
+            address(paths.bonus),
+        ),
+        *(address(num_moved), address(stuck), address(why)),
+    ]
+
+    num_rows = 0
 
     def call(num_threads: int = 1, pool: int | None = None) -> int:
-        library.specgrammar_follow(
-            *batch.inputs(num_threads, pool),
-            *(address(draws.best), draws.best.shape[1], address(draws.num_sure)),
-            *map(address, (paths.nodes, paths.tokens, lengths, stuck, is_refused)),
-            *batch.results(),
-        )
-        return num_followed
+        nonlocal num_rows
+        num_rows = library.specgrammar_follow(*batch.inputs(num_threads, pool), *arguments, *batch.results())
+        return len(numbers)
 
     call() if workers is None else workers.run(call, len(sessions), "follow", num_roused)
+    if rows is not None:
+        rows.num_rows = num_rows
     for index, error in batch.failures():
-        lengths[index], stuck[index] = 0, -1
-        if (session := sessions[batch.numbers[index]]) is not None:
+        if (session := sessions[numbers[index]]) is not None:
             session.fail(error)
-    paths.lengths[batch.numbers] = lengths
-    begins = roots[batch.numbers]
-    chosen, ends = paths.tokens.data, (begins + lengths).tolist()
-    for number, begin, end in zip(batch.numbers, begins.tolist(), ends, strict=True):
-        if begin < end and (session := sessions[number]) is not None:
-            session.followed(chosen[begin:end])
-    going_on = np.flatnonzero(stuck >= 0).tolist()
-    return sorted([*others, *(Stuck(batch.numbers[i], int(stuck[i]), bool(is_refused[i])) for i in going_on)])
+    chosen, width = paths.tokens.reshape(-1).data, paths.width
+    for number, num in zip(numbers, num_moved.tolist(), strict=True):
+        if num and (session := sessions[number]) is not None:
+            session.followed(chosen[number * width : number * width + num])
+    reasons = why.tolist()
+    found = [
+        Stuck(numbers[i], roots[numbers[i]] + node, reasons[i] == _REFUSED, reasons[i] == _HAS_ROW)
+        for i, node in enumerate(stuck.tolist())
+        if node >= 0
+    ]
+    return Followed(sorted([*others, *found]) if others else found, num_rows)
+
+
+def _logits(logits: torch.Tensor | None, vocab_size: int) -> tuple[int | None, int, int]:
+    """Where they are, how long a row is, and how many tokens of it may be drawn."""
+    if logits is None:
+        return None, 0, 0
+    return logits.data_ptr(), logits.stride(0), min(logits.shape[1], vocab_size)

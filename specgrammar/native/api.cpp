@@ -190,28 +190,43 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Nat
   return num_rows;
 }
 
-/* Move the matchers of some requests along what the target drew.
+/* Move the matchers of some requests along what the target drew; returns how many rows are drawn from.
 
-   best, num_sure: by flat index of the whole batch; see `Draws` and `follow`.
-   nodes, tokens: request i's path begins at cu_nodes[numbers[i]]. lengths[i], stuck[i], is_refused[i]: see `Path`. */
-void specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
-                        const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
-                        int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
-                        int32_t num_threads, const int32_t* best, int64_t num_best, const int32_t* num_sure,
-                        int64_t* nodes, int64_t* tokens, int64_t* lengths, int64_t* stuck,
-                        int8_t* is_refused, int32_t* outcomes, int64_t* /* refused */, char* reasons) {
+   best, num_sure, logits: by flat index of the whole batch; see `Draws` and `follow`.
+   words, owners: rows for one node of each request that is drawn from elsewhere, and which node that is; may be null.
+   nodes, tokens, lengths, bonus: by request of the batch, empty paths of `width` places (see `trees.paths`), which stay
+   empty where a request fails. num_moved[i], stuck[i], why[i]: see `Path`. */
+int64_t specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
+                           const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
+                           int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
+                           int32_t num_threads, const int32_t* best, int64_t num_best, const int32_t* num_sure,
+                           const float* logits, int64_t stride, int64_t num_columns, int32_t* words,
+                           int64_t num_words, int32_t* owners, int64_t* nodes, int64_t* tokens, int64_t width,
+                           int64_t* lengths, int64_t* bonus, int64_t* num_moved, int64_t* stuck, int64_t* why,
+                           int32_t* outcomes, int64_t* /* refused */, char* reasons) {
   const Requests requests{num_requests, numbers, natives, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
-  const specgrammar::Draws draws{best, num_best, num_sure};
+  const specgrammar::Draws draws{best, num_best, num_sure, logits, stride, num_columns};
+  Rows rows{words, num_words, owners, nullptr, {0}, false};
   for_each(requests, pool, num_threads, [&](int64_t i) {
     const Request request = requests[i];
-    specgrammar::Path path{nodes + request.first, tokens + request.first, 0, -1, false};
+    const int64_t number = numbers[i];
+    specgrammar::Path path{nodes + number * width, tokens + number * width, 0, 0, -1, specgrammar::kUnknown};
     char* const reason = reasons + i * specgrammar::kReasonSize;
-    outcomes[i] = outcome_of(reason, [&] { return follow(request, trees, draws, path, reason); });
-    lengths[i] = path.length;
+    outcomes[i] = outcome_of(reason, [&] { return follow(request, trees, draws, rows, path, reason); });
+    if (outcomes[i] != specgrammar::kWalked) {
+      std::fill_n(path.nodes + 1, std::max<int64_t>(path.length - 1, 0), -1);
+      path.num_moved = 0;
+      path.stuck = -1;
+    } else if (path.length) {
+      lengths[number] = path.length;
+      bonus[number] = path.tokens[path.length - 1];
+    }
+    num_moved[i] = path.num_moved;
     stuck[i] = path.stuck;
-    is_refused[i] = path.is_refused;
+    why[i] = path.why;
   });
+  return rows.num_rows.load();
 }
 
 /* Draw greedily under rows of a bitmask.

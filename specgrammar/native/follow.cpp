@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <vector>
 
+#include "draw.h"
+
 namespace specgrammar {
 
 namespace {
 
 /* What a choice at a node comes to. */
-enum Choice { kMoved, kNobodyMoved, kAllRefused, kFailedToMove };
+enum Choice { kMoved, kEnd, kStuck, kFailedToMove };
 
 /* Memory for a row, kept from call to call. */
 std::vector<int32_t>& scratch() {
@@ -18,63 +20,97 @@ std::vector<int32_t>& scratch() {
 
 class Follower {
  public:
-  Follower(const Request& request, const Trees& trees, const Draws& draws)
+  Follower(const Request& request, const Trees& trees, const Draws& draws, Rows& rows, Path& path)
       : request_(request),
         trees_(trees),
         draws_(draws),
+        rows_(rows),
+        path_(path),
         tokens_(trees.draft_tokens + request.first),
         next_token_(trees.next_token + request.first),
         next_sibling_(trees.next_sibling + request.first),
         row_(scratch()) {}
 
-  Outcome run(Path& path) {
-    int64_t node = 0;
-    while (node >= 0) {
-      int64_t token = -1;
-      switch (choose(node, token)) {
+  Outcome run() {
+    for (int64_t node = 0; node >= 0; node = child_with(node, token_)) {
+      switch (choose(node)) {
         case kFailedToMove:
           return kFailed;
-        case kAllRefused:
-          path.is_refused = true;
-          [[fallthrough]];
-        case kNobodyMoved:
-          path.stuck = request_.first + node;
+        case kStuck:
+          path_.stuck = node;
+          return kWalked;
+        case kEnd:
+          go(node, token_);
+          if (const int64_t child = child_with(node, token_); child >= 0) go(child, -1);
           return kWalked;
         case kMoved:
-          break;
+          go(node, token_);
+          ++path_.num_moved;
       }
-      path.nodes[path.length] = request_.first + node;
-      path.tokens[path.length++] = token;
-      node = child_with(node, token);
     }
     return kWalked;
   }
 
  private:
-  Choice choose(int64_t node, int64_t& token) {
-    token = draws_.best[(request_.first + node) * draws_.num_best];
-    if (!is_text(token)) return kNobodyMoved;
-    const int32_t moved = request_.calls->accept(request_.calls, request_.matcher, static_cast<int32_t>(token));
-    if (moved) return moved < 0 ? kFailedToMove : kMoved;
-    return choose_next_best(node, token);
+  void go(int64_t node, int64_t token) {
+    path_.nodes[path_.length] = node;
+    path_.tokens[path_.length++] = token;
   }
 
-  /* The best token that is legal. A row costs as much as a few refusals, and tells all of them. */
-  Choice choose_next_best(int64_t node, int64_t& token) {
+  Choice choose(int64_t node) {
     const int64_t index = request_.first + node;
-    const int32_t* best = draws_.best + index * draws_.num_best;
-    const int32_t* end = best + draws_.num_sure[index];
-    if (end - best < 2) return kAllRefused;
+    const int64_t drawn = draws_.best[index * draws_.num_best];
+    if (drawn < 0) return stuck(kUnknown);
+    if (is_text(drawn)) {
+      if (const int32_t moved = accept(drawn)) return moved < 0 ? kFailedToMove : kMoved;
+      if (!draws_.logits && !rows_.words && draws_.num_sure[index] < 2) return stuck(kRefusedAll);
+    }
+    return choose_by_row(index);
+  }
+
+  /* The best token that is legal. A row costs as much as a few refusals, and tells all of them; what ends a sequence it
+     tells alone. */
+  Choice choose_by_row(int64_t index) {
     row_.resize(static_cast<size_t>(request_.calls->num_words));
     if (request_.calls->fill(request_.calls, request_.matcher, row_.data()) < 0) return kFailedToMove;
-    const int32_t* legal = std::find_if(best + 1, end, [this](int32_t other) {
-      return trees_.is_legal(other, row_.data());
-    });
-    if (legal == end) return kAllRefused;
-    if (!is_text(*legal)) return kNobodyMoved;
-    token = *legal;
-    const int32_t moved = request_.calls->accept(request_.calls, request_.matcher, static_cast<int32_t>(token));
-    return moved < 0 ? kFailedToMove : moved ? kMoved : kNobodyMoved;
+    token_ = best_by_row(index);
+    if (token_ < 0) return stuck(keep_row(index) ? kHasRow : kRefusedAll);
+    if (trees_.is_stop(token_)) return kEnd;
+    const int32_t moved = accept(token_);
+    return moved < 0 ? kFailedToMove : moved ? kMoved : stuck(kUnknown);
+  }
+
+  /* -1 for none. */
+  int64_t best_by_row(int64_t index) const {
+    if (draws_.logits) {
+      rows_.num_rows.fetch_add(1, std::memory_order_relaxed);
+      return best_legal(draws_.logits + index * draws_.stride, row_.data(), draws_.num_columns);
+    }
+    const int32_t* best = draws_.best + index * draws_.num_best;
+    for (int64_t rank = 0; rank < std::max(draws_.num_sure[index], 1); ++rank) {
+      if (trees_.is_legal(best[rank], row_.data())) return best[rank];
+    }
+    return -1;
+  }
+
+  /* False for a row that allows nothing, and where none are kept. */
+  bool keep_row(int64_t index) {
+    const auto is_empty = [](int32_t word) { return !word; };
+    if (!rows_.words || std::all_of(row_.begin(), row_.end(), is_empty)) return false;
+    const int64_t row = rows_.num_rows.fetch_add(1, std::memory_order_relaxed);
+    rows_.owners[row] = static_cast<int32_t>(index);
+    std::copy(row_.begin(), row_.end(), rows_.words + row * rows_.num_words);
+    return true;
+  }
+
+  Choice stuck(Why why) {
+    path_.why = why;
+    return kStuck;
+  }
+
+  int32_t accept(int64_t token) {
+    token_ = token;
+    return request_.calls->accept(request_.calls, request_.matcher, static_cast<int32_t>(token));
   }
 
   /* Not a stop token, which the calls do not take, nor an id outside the vocabulary. */
@@ -91,17 +127,20 @@ class Follower {
   const Request& request_;
   const Trees& trees_;
   const Draws& draws_;
+  Rows& rows_;
+  Path& path_;
   const int64_t* tokens_;
   const int64_t* next_token_;
   const int64_t* next_sibling_;
   std::vector<int32_t>& row_;  // of the node where the draw was refused
+  int64_t token_ = -1;         // that the matcher was asked about last
 };
 
 }  // namespace
 
-Outcome follow(const Request& request, const Trees& trees, const Draws& draws, Path& path, char* reason) {
+Outcome follow(const Request& request, const Trees& trees, const Draws& draws, Rows& rows, Path& path, char* reason) {
   if (!has_rows_of(request, (trees.vocab_size + 31) / 32, reason)) return kFailed;
-  const Outcome outcome = Follower(request, trees, draws).run(path);
+  const Outcome outcome = Follower(request, trees, draws, rows, path).run();
   if (outcome == kFailed) request.calls->reason(request.calls, request.matcher, reason, kReasonSize);
   return outcome;
 }

@@ -39,11 +39,13 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         ],
     ),
     "specgrammar_follow": (
-        None,
+        _INT64,
         [
             *_BATCH,
-            *(_POINTER, _INT64, _POINTER),  # the draws
-            *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),  # the paths
+            *(_POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT64),  # the draws
+            *(_POINTER, _INT64, _POINTER),  # rows for others
+            *(_POINTER, _POINTER, _INT64, _POINTER, _POINTER),  # the paths
+            *(_POINTER, _POINTER, _POINTER),  # how far they went
             *_RESULTS,
         ],
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -65,9 +66,6 @@ class LazyWalk:
         self._tree, self._logits, self._second, self._step = tree, logits, second, step
         self._status, self._workers, self._guarded, self._readback = status, workers, guarded, readback
         self._paths = Paths(tree.cu_nodes)
-        self._roots: list[int] = tree.cu_nodes[:-1].tolist()
-        links = tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling
-        self._links = tuple(np.ascontiguousarray(part).data for part in links)
         self._refused: list[int] = []  # requests whose last node is to be drawn from again
         self._draws: Draws | None = self.draw_at_once(tree)
 
@@ -81,13 +79,15 @@ class LazyWalk:
             if not table.greedy.all():
                 return None
             tokens = greedy_tokens(self._logits).to(torch.int32)
-            return Draws(to_host(tokens[:, None]), np.ones(tree.num_nodes, np.int32))
+            logits = self._logits if can_draw_on_cpu(self._logits) else None
+            return Draws(to_host(tokens[:, None]), np.ones(tree.num_nodes, np.int32), logits)
         request = np.repeat(np.arange(tree.bs), np.diff(tree.cu_nodes))
         table = table.take(request)
         num_tokens = np.array([request.num_tokens for request in self._step.batch.requests], np.int64)
         positions = num_tokens[request] + tree.depths()
         best, num_sure = top_tokens(self._logits, table, positions, NUM_BEST)
-        draws = Draws(*self._readback.read(best.to(torch.int32), num_sure.to(torch.int32)))
+        on_host, num_on_host = self._readback.read(best.to(torch.int32), num_sure.to(torch.int32))
+        draws = Draws(on_host, num_on_host)
         others = np.flatnonzero((draws.num_sure == 0) | ~np.array(self._guarded)[request])
         if others.size:
             rows = rows_of(self._logits, others)
@@ -97,33 +97,37 @@ class LazyWalk:
 
     def run(self) -> None:
         """Walk until every path has ended."""
-        for request, node, is_refused in self._natively():
-            if self._status[node] in (_LIVE, _FREE):
-                self._walk(request, node, is_refused)
         paths = self._paths
+        for request, node, is_refused, has_row in self._natively():
+            if has_row:
+                paths.extend(request, [node], [_NO_TOKEN])
+                self._refused.append(request)
+            elif self._status[node] in (_LIVE, _FREE):
+                self._walk(request, node, is_refused)
         for request, token in zip(self._refused, self._draw_again(self._refused), strict=True):
-            last = paths.last(request)
-            paths.tokens[last] = token
-            self.num_cut += self._child(request, int(paths.nodes[last]), token) >= 0
+            paths.choose(request, token)
+            self.num_cut += self._child(request, paths.last(request), token) >= 0
 
     def _natively(self) -> list[Stuck]:
         """Walk as far as native code can; returns where walks go on."""
         if self._draws is None or self._step.want_logprobs:
-            return [Stuck(request, root, False) for request, root in enumerate(self._roots)]
+            return [Stuck(request, root) for request, root in enumerate(self._tree.cu_nodes[:-1].tolist())]
         asked: Sequence[GrammarSession | None] = self._step.sessions
         if not all(self._guarded):
             asked = [s if is_guarded else None for s, is_guarded in zip(asked, self._guarded, strict=True)]
-        return follow_natively(asked, self._tree, self._draws, self._paths, self._workers)
+        rows = None if self._second.at_once else self._second.rows()
+        followed = follow_natively(asked, self._tree, self._draws, self._paths, rows, self._workers)
+        if self._second.at_once:
+            self._second.num_rows += followed.num_rows
+        return followed.stuck
 
     def paths(self) -> AcceptedPaths:
         """What the walks found."""
-        paths, roots = self._paths, self._tree.cu_nodes[:-1]
-        accepted = np.maximum(paths.lengths, 1)
-        places, inside = paths.rows(accepted)
-        index = np.where(inside, paths.nodes[places] - roots[:, None], -1)
-        bonus = paths.tokens[roots + accepted - 1]
-        logprobs = self._logprobs(index.shape) if self._step.want_logprobs else None
-        return AcceptedPaths(index, accepted - 1, bonus, logprobs)
+        paths = self._paths
+        longest = max([1, *paths.lengths.tolist()])
+        accepted = np.maximum(paths.lengths, 1) - 1
+        logprobs = self._logprobs(longest) if self._step.want_logprobs else None
+        return AcceptedPaths(paths.nodes[:, :longest], accepted, paths.bonus, logprobs)
 
     def _walk(self, request: int, node: int, is_refused: bool) -> None:
         """Walk on from a node; `is_refused`: none of the draws that are known there is legal."""
@@ -138,11 +142,8 @@ class LazyWalk:
             if num_taken < len(tokens):
                 paths.extend(request, [nodes[num_taken]], [_NO_TOKEN])
                 if is_guarded:
-                    paths.tokens[paths.last(request)] = self._second_choice(
-                        request, nodes[num_taken], is_refused
-                    )
-            last = paths.last(request)
-            child = self._child(request, int(paths.nodes[last]), int(paths.tokens[last]))
+                    paths.choose(request, self._second_choice(request, nodes[num_taken], is_refused))
+            child = self._child(request, paths.last(request), int(paths.bonus[request]))
             if child < 0:
                 return
             if self._status[child] == _ENDED:
@@ -195,7 +196,7 @@ class LazyWalk:
 
     def _draw_again(self, requests: Sequence[int]) -> list[int]:
         """Draws at the last nodes of some requests, from their masked rows."""
-        nodes = [int(self._paths.nodes[self._paths.last(request)]) for request in requests]
+        nodes = [self._paths.last(request) for request in requests]
         depths = [int(self._paths.lengths[request]) - 1 for request in requests]
         are_greedy = not any(self._step.batch.requests[request].sampling.temperature for request in requests)
         if are_greedy and not self._step.want_logprobs and can_draw_on_cpu(self._logits):
@@ -234,9 +235,21 @@ class LazyWalk:
             child = next_sibling[root + child]
         return root + child if child >= 0 else -1
 
-    def _logprobs(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    @cached_property
+    def _roots(self) -> list[int]:
+        roots: list[int] = self._tree.cu_nodes[:-1].tolist()
+        return roots
+
+    @cached_property
+    def _links(self) -> tuple[memoryview[int], ...]:
+        """Tokens, first children and next siblings, of which single ones are read faster than of arrays."""
+        tree = self._tree
+        links = tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling
+        return tuple(np.ascontiguousarray(part).data for part in links)
+
+    def _logprobs(self, longest: int) -> NDArray[np.float32]:
         paths = self._paths
-        places, inside = paths.rows(paths.lengths)
-        nodes, tokens = paths.nodes[places[inside]], paths.tokens[places[inside]]
-        request, depth = np.nonzero(inside)
+        request, depth = np.nonzero(np.arange(longest) < paths.lengths[:, None])
+        nodes = self._tree.cu_nodes[request] + paths.nodes[request, depth]
+        tokens, shape = paths.tokens[request, depth], (self._tree.bs, longest)
         return path_logprobs(self._logits, (request, depth), nodes, tokens, shape)

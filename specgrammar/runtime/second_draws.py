@@ -20,7 +20,7 @@ class SecondDraws:
     """The rows that a step fills for second draws, and the masks that bring them to the logits.
 
     Attributes:
-        num_rows: rows that were applied.
+        num_rows: rows that were drawn from.
         at_once: whether bringing a row to the logits is no trip to a device.
     """
 
@@ -40,12 +40,16 @@ class SecondDraws:
         if self._filled is not None:
             self._filled[1].release(None)
 
-    def fill(self, session: GrammarSession, node: int) -> None:
-        """Fill a row for the node (flat index) that the session's grammar stands behind."""
+    def rows(self) -> MaskRows:
+        """Where rows are filled."""
         if self._filled is None:
             slot = self._parts.allocator.acquire(self._capacity)
             self._filled = MaskRows(slot.rows, self._num_nodes, slot.owners), slot
-        session.fill_ahead(self._filled[0], node)
+        return self._filled[0]
+
+    def fill(self, session: GrammarSession, node: int) -> None:
+        """Fill a row for the node (flat index) that the session's grammar stands behind."""
+        session.fill_ahead(self.rows(), node)
 
     def offers(self, node: int) -> bool:
         """Whether the node has a row that allows something."""
@@ -55,7 +59,9 @@ class SecondDraws:
         """Mask the logits of all nodes that were filled since the last call."""
         with self._uploaded() as mask:
             if mask is not None:
-                vocab_size = self._parts.vocabulary.vocab_size  # further columns of all nodes are masked already
+                vocab_size = (
+                    self._parts.vocabulary.vocab_size
+                )  # further columns of all nodes are masked already
                 mask.apply(self._logits[:, :vocab_size])
 
     def draw_greedily(self) -> dict[int, int]:

@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 class Paths:
     """One path for each request, from its root down: nodes, and the token that was chosen behind each.
 
-    A path lies where its request's nodes do, from `cu_nodes[request]` on: it is not longer than they are many.
+    Native code writes to these arrays as well, and an acceptance reports them as they are.
 
     Attributes:
-        nodes: int64 `[num_nodes]`, flat.
-        tokens: int64 `[num_nodes]`, -1 for none. At an empty path's place are its root and no token.
+        nodes: int64 `[bs, width]`, by their numbers in the request (the root is 0), -1 behind the path; an
+            empty path has its root there.
+        tokens: int64 `[bs, width]`, -1 for none; undefined behind the path.
         lengths: int64 `[bs]`: how many nodes each path has.
+        bonus: int64 `[bs]`: the token behind the last one, -1 for none.
+        width: the most nodes of a request, at least 1.
     """
 
     def __init__(self, cu_nodes: NDArray[np.int64]) -> None:
@@ -25,26 +28,29 @@ class Paths:
         Args:
             cu_nodes: int64 `[bs + 1]`.
         """
+        bs = len(cu_nodes) - 1
+        self.width: int = max(np.diff(cu_nodes).tolist(), default=1)
         self._roots = cu_nodes[:-1]
-        self.nodes: NDArray[np.int64] = np.empty(int(cu_nodes[-1]), np.int64)
-        self.tokens: NDArray[np.int64] = np.empty(int(cu_nodes[-1]), np.int64)
-        self.lengths: NDArray[np.int64] = np.zeros(len(self._roots), np.int64)
-        self.nodes[self._roots] = self._roots
-        self.tokens[self._roots] = -1
+        self.nodes: NDArray[np.int64] = np.full((bs, self.width), -1, np.int64)
+        self.nodes[:, 0] = 0
+        self.tokens: NDArray[np.int64] = np.empty((bs, self.width), np.int64)
+        self.lengths: NDArray[np.int64] = np.zeros(bs, np.int64)
+        self.bonus: NDArray[np.int64] = np.full(bs, -1, np.int64)
 
     def extend(self, request: int, nodes: Sequence[int], tokens: Sequence[int]) -> None:
-        """Go on along some nodes, with as many tokens."""
-        begin = int(self._roots[request] + self.lengths[request])
-        self.nodes[begin : begin + len(nodes)] = nodes
-        self.tokens[begin : begin + len(tokens)] = tokens
-        self.lengths[request] += len(nodes)
+        """Go on along some nodes (flat indices), with as many tokens."""
+        if not nodes:
+            return
+        begin, root = int(self.lengths[request]), int(self._roots[request])
+        end = begin + len(nodes)
+        self.nodes[request, begin:end] = [node - root for node in nodes]
+        self.tokens[request, begin:end] = tokens
+        self.lengths[request], self.bonus[request] = end, tokens[-1]
+
+    def choose(self, request: int, token: int) -> None:
+        """Set the token behind the last node of a path, which is not empty."""
+        self.tokens[request, int(self.lengths[request]) - 1] = self.bonus[request] = token
 
     def last(self, request: int) -> int:
-        """Where the last node of a path lies; the path is not empty."""
-        return int(self._roots[request] + self.lengths[request]) - 1
-
-    def rows(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Where paths of some lengths lie, int64 `[bs, longest or 1]`, and which of these places are theirs."""
-        columns = np.arange(lengths.max(initial=1))
-        places = np.minimum(self._roots[:, None] + columns, len(self.nodes) - 1)
-        return places, columns < lengths[:, None]
+        """The last node (flat index) of a path, which is not empty."""
+        return int(self._roots[request] + self.nodes[request, int(self.lengths[request]) - 1])

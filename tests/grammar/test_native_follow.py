@@ -71,14 +71,15 @@ def follow(
 ) -> list[Gone]:
     """What becomes of each request."""
     paths = Paths(tree.cu_nodes)
-    stuck = {one.number: one for one in follow_natively(sessions, tree, draws, paths, workers)}
+    stuck = {one.number: one for one in follow_natively(sessions, tree, draws, paths, workers=workers).stuck}
     found = []
-    for request, (begin, length) in enumerate(
-        zip(tree.cu_nodes.tolist(), paths.lengths.tolist(), strict=False)
-    ):
-        path = slice(begin, begin + length)
+    for request, (root, length) in enumerate(zip(tree.cu_nodes.tolist(), paths.lengths.tolist(), strict=False)):
+        nodes, tokens = (root + paths.nodes[request]).tolist(), paths.tokens[request].tolist()
+        assert nodes[max(1, length) :] == [root - 1] * (paths.width - max(1, length))
+        assert paths.bonus[request] == (tokens[length - 1] if length else -1)
         at = stuck.get(request, Stuck(request, -1, False))
-        found.append(Gone(paths.nodes[path].tolist(), paths.tokens[path].tolist(), at.node, at.is_refused))
+        assert not at.has_row
+        found.append(Gone(nodes[:length], tokens[:length], at.node, at.is_refused))
     return found
 
 
@@ -88,20 +89,23 @@ def one_by_one(mover: GrammarMatcher, tree: HostTree, request: int, draws: Draws
     node, nodes, tokens = first, list[int](), list[int]()
     while True:
         drawn = int(draws.best[node, 0])
-        if drawn == STOP or not 0 <= drawn < VOCABULARY.vocab_size:
+        if drawn < 0:
             return Gone(nodes, tokens, node)
         offered = [drawn, *draws.best[node, 1 : draws.num_sure[node]].tolist()]
         legal = row_of(mover)
         allowed = [t for t in offered if 0 <= t < VOCABULARY.vocab_size and legal[t // 32] >> t % 32 & 1]
-        if not allowed or allowed[0] == STOP:
-            return Gone(nodes, tokens, node, not allowed)
-        assert mover.accept(allowed[0])
+        if not allowed:
+            return Gone(nodes, tokens, node, is_refused=True)
         nodes.append(node)
         tokens.append(allowed[0])
+        if allowed[0] != STOP:
+            assert mover.accept(allowed[0])
         child = int(tree.retrieve_next_token[node])
         while child >= 0 and tree.draft_tokens[first + child] != allowed[0]:
             child = int(tree.retrieve_next_sibling[first + child])
-        if child < 0:
+        if child >= 0 and allowed[0] == STOP:
+            return Gone([*nodes, first + child], [*tokens, -1], -1)
+        if child < 0 or allowed[0] == STOP:
             return Gone(nodes, tokens, -1)
         node = first + child
 
@@ -122,9 +126,12 @@ def test_it_goes_where_moves_one_by_one_go(
         assert followed[request] == expected
         assert session.cursor is not None
         assert row_of(session.cursor.matcher) == row_of(mover)
-        session.commit(expected.tokens)  # finds the moves made
+        session.commit([token for token in expected.tokens if token >= 0])  # finds the moves made
         assert session.error is None
-        assert row_of(session.cursor.matcher) == row_of(mover)
+        if STOP in expected.tokens:
+            assert session.finish == "stop"
+        else:
+            assert row_of(session.cursor.matcher) == row_of(mover)
 
 
 @pytest.mark.parametrize("num_kept", [0, 1, 2])
@@ -230,13 +237,23 @@ def test_requests_that_native_code_cannot_move_are_left() -> None:
     assert follow([], HostTree.roots([]), draws(3, 0)) == []
 
 
-@pytest.mark.parametrize(
-    ("others", "is_refused"), [((), True), ((12, 13), True), ((12, STOP), False), ((12, 13, -1), True)]
-)
-def test_it_says_where_nothing_that_is_known_is_legal(others: tuple[int, ...], is_refused: bool) -> None:
-    """A stop token may be; whether it is, is not for native code to say, which cannot move over it."""
+@pytest.mark.parametrize("others", [(), (12, 13), (12, 13, -1)])
+def test_it_says_where_nothing_that_is_known_is_legal(others: tuple[int, ...]) -> None:
     session = GrammarSession(VOCABULARY, matcher("xgrammar", GrammarSpec.regex("a?")))
-    assert follow([session], HostTree.roots([0]), draws(12, 1, *others)) == [Gone([], [], 0, is_refused)]
+    assert follow([session], HostTree.roots([0]), draws(12, 1, *others)) == [Gone([], [], 0, True)]
+
+
+@pytest.mark.parametrize(("drawn", "others"), [(STOP, ()), (12, (13, STOP)), (VOCABULARY.vocab_size, (STOP,))])
+def test_a_stop_token_ends_a_path_where_it_is_legal(drawn: int, others: tuple[int, ...]) -> None:
+    """Also behind a node that carries it; the matcher is not moved over it."""
+    tree = HostTree.from_chains([[0], [0, STOP, 3], [0]])
+    specs = [GrammarSpec.regex("a?"), GrammarSpec.regex("a?"), GrammarSpec.regex("a")]
+    sessions = [GrammarSession(VOCABULARY, matcher("xgrammar", spec)) for spec in specs]
+    followed = follow(sessions, tree, draws(drawn, 5, *others))
+    assert followed == [Gone([0], [STOP], -1), Gone([1, 2], [STOP, -1], -1), Gone([], [], 4, True)]
+    for session in sessions[:2]:
+        session.commit([STOP])
+        assert (session.finish, session.error) == ("stop", None)
 
 
 class TooNarrow(CalledBack):

@@ -76,7 +76,8 @@ class Play(Schedule):
         for entry in self.entries.values():
             session = entry.session
             assert entry.tokens[entry.num_prompt_tokens :] == session.output, "history and output differ"
-            assert not session._ahead and session._followed is None, "the grammar is ahead of the history"
+            assert not session._ahead, "the grammar is ahead of the history"
+            assert session._followed is None, "native code moved the grammar ahead of the history"
             if session.cursor is not None and session.error is None:
                 assert not session.cursor.num_steps, "the grammar has moves that are not settled"
                 assert session._num_advanced == len(session.output), "the grammar is behind the history"

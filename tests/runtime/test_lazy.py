@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ from specgrammar.runtime.request import Request, RequestOutput
 from specgrammar.spec.sampling import SamplingParams
 from specgrammar.testing.delayed_device import DelayedDevice
 from specgrammar.testing.toy_target import Ready, ToyAdapter, ToyTarget, toy_engine
-from specgrammar.testing.toys import GRAMMARS, STOP, TEXTS, VOCABULARY
+from specgrammar.testing.toys import GRAMMARS, STOP, TEXTS
 from specgrammar.trees.tree import DraftTree
 from tests.toys import BACKEND_NAMES, legal_ids, matcher
 
@@ -88,25 +87,21 @@ def test_a_cut_path_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cut[1] > 0
 
 
-def test_draws_that_native_code_found_illegal_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but those where a stop token was drawn, of which it does not know."""
+def test_what_native_code_refuses_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fills the row for the second draw itself, and it alone moves grammars."""
     if why := why_no_core():
         pytest.skip(why)
+
+    def tried_again(*arguments: object) -> int:
+        raise AssertionError(f"Python walks where native code did: {arguments}")
+
     monkeypatch.setattr(lazy_walk, "NUM_BEST", 2)
-    second_choice, seen = LazyWalk._second_choice, Counter[str]()
-
-    def choice(self: LazyWalk, request: int, node: int, is_refused: bool) -> int:
-        assert self._draws is not None
-        drawn = int(self._draws.best[node, 0])
-        assert is_refused == (0 <= drawn < VOCABULARY.vocab_size and drawn not in VOCABULARY.stop_ids)
-        seen["refused" if is_refused else "stop"] += 1
-        return second_choice(self, request, node, is_refused)
-
-    monkeypatch.setattr(LazyWalk, "_second_choice", choice)
-    engine = Engine.build(Config(mask_policy="lazy", algorithm="ngram"), ToyAdapter(device=DelayedDevice()))
-    requests = [Request(str(i), (i,), GrammarSpec.regex("(ab){20}"), max_new_tokens=60) for i in range(8)]
-    assert all(output.error is None for output in engine.generate(requests))
-    assert seen["refused"] > 0
+    monkeypatch.setattr(LazyWalk, "_walk", tried_again)
+    for device in (InlineDevice(), DelayedDevice()):
+        engine = Engine.build(Config(mask_policy="lazy", algorithm="ngram"), ToyAdapter(device=device))
+        requests = [Request(str(i), (i,), GrammarSpec.regex("(ab){20}"), max_new_tokens=60) for i in range(8)]
+        assert all(output.error is None for output in engine.generate(requests))
+        assert engine.trace.num_mask_rows > 0
 
 
 def outputs_of(engine: Engine, requests: list[Request]) -> dict[str, RequestOutput]:
