@@ -95,7 +95,6 @@ def follow_natively(
     others = [Stuck(number, roots[number]) for number in batch.others()]
     if not (numbers := batch.numbers):
         return Followed(others)
-    num_moved, stuck, why = np.empty((3, len(numbers)), np.int64)
     arguments = [
         *(address(draws.best), draws.best.shape[1], address(draws.num_sure)),
         *_logits(draws.logits, vocabulary.vocab_size),
@@ -104,14 +103,7 @@ def follow_natively(
             if rows is None
             else (address(rows.bitmask), rows.bitmask.shape[1], address(rows.owners))
         ),
-        *(
-            address(paths.nodes),
-            address(paths.tokens),
-            paths.width,
-            address(paths.lengths),
-            address(paths.bonus),
-        ),
-        *(address(num_moved), address(stuck), address(why)),
+        *(address(paths.records), paths.records.shape[1]),
     ]
 
     num_rows = 0
@@ -127,16 +119,15 @@ def follow_natively(
     for index, error in batch.failures():
         if (session := sessions[numbers[index]]) is not None:
             session.fail(error)
-    chosen, width = paths.tokens.reshape(-1).data, paths.width
-    for number, num in zip(numbers, num_moved.tolist(), strict=True):
-        if num and (session := sessions[number]) is not None:
-            session.followed(chosen[number * width : number * width + num])
-    reasons = why.tolist()
-    found = [
-        Stuck(numbers[i], roots[numbers[i]] + node, reasons[i] == _REFUSED, reasons[i] == _HAS_ROW)
-        for i, node in enumerate(stuck.tolist())
-        if node >= 0
-    ]
+    chosen, size, width = paths.records.reshape(-1).data, paths.records.shape[1], paths.width
+    num_moved, stuck, why = paths.records[:, -3:].T.tolist()
+    found = []
+    for number in numbers:
+        if (num := num_moved[number]) and (session := sessions[number]) is not None:
+            begin = number * size + width
+            session.followed(chosen[begin : begin + num])
+        if (node := stuck[number]) >= 0:
+            found.append(Stuck(number, roots[number] + node, why[number] == _REFUSED, why[number] == _HAS_ROW))
     return Followed(sorted([*others, *found]) if others else found, num_rows)
 
 

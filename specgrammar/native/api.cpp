@@ -194,39 +194,34 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Nat
 
    best, num_sure, logits: by flat index of the whole batch; see `Draws` and `follow`.
    words, owners: rows for one node of each request that is drawn from elsewhere, and which node that is; may be null.
-   nodes, tokens, lengths, bonus: by request of the batch, empty paths of `width` places (see `trees.paths`), which stay
-   empty where a request fails. num_moved[i], stuck[i], why[i]: see `Path`. */
+   paths: for each request of the batch a record of `size` numbers (see `Path`) with an empty path, which stays empty
+   where a request fails. */
 int64_t specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
                            const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
                            int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
                            int32_t num_threads, const int32_t* best, int64_t num_best, const int32_t* num_sure,
                            const float* logits, int64_t stride, int64_t num_columns, int32_t* words,
-                           int64_t num_words, int32_t* owners, int64_t* nodes, int64_t* tokens, int64_t width,
-                           int64_t* lengths, int64_t* bonus, int64_t* num_moved, int64_t* stuck, int64_t* why,
-                           int32_t* outcomes, int64_t* /* refused */, char* reasons) {
+                           int64_t num_words, int32_t* owners, int64_t* paths, int64_t size, int32_t* outcomes,
+                           int64_t* /* refused */, char* reasons) {
   const Requests requests{num_requests, numbers, natives, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
   const specgrammar::Draws draws{best, num_best, num_sure, logits, stride, num_columns};
   Rows rows{words, num_words, owners, nullptr, {0}, false};
   for_each(requests, pool, num_threads, [&](int64_t i) {
-    const Request request = requests[i];
-    const int64_t number = numbers[i];
-    specgrammar::Path path{nodes + number * width, tokens + number * width, 0, 0, -1, specgrammar::kUnknown};
+    specgrammar::Path path(paths + numbers[i] * size, size);
     char* const reason = reasons + i * specgrammar::kReasonSize;
-    outcomes[i] = outcome_of(reason, [&] { return follow(request, trees, draws, rows, path, reason); });
-    if (outcomes[i] != specgrammar::kWalked) {
-      std::fill_n(path.nodes + 1, std::max<int64_t>(path.length - 1, 0), -1);
-      path.num_moved = 0;
-      path.stuck = -1;
-    } else if (path.length) {
-      lengths[number] = path.length;
-      bonus[number] = path.tokens[path.length - 1];
-    }
-    num_moved[i] = path.num_moved;
-    stuck[i] = path.stuck;
-    why[i] = path.why;
+    outcomes[i] = outcome_of(reason, [&] { return follow(requests[i], trees, draws, rows, path, reason); });
+    if (outcomes[i] != specgrammar::kWalked) path.clear();
   });
   return rows.num_rows.load();
+}
+
+/* What every node is as far as the grammar need not be asked (a `Status`): roots are free, others as their tokens. */
+void specgrammar_open_status(int64_t num_requests, const int64_t* cu_nodes, const int64_t* draft_tokens,
+                             int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, int8_t* status) {
+  const Trees trees{draft_tokens, nullptr, nullptr, vocab_size, stop_ids, num_stop_ids};
+  for (int64_t node = 0; node < cu_nodes[num_requests]; ++node) status[node] = trees.open_status(draft_tokens[node]);
+  for (int64_t i = 0; i < num_requests; ++i) status[cu_nodes[i]] = specgrammar::kFree;
 }
 
 /* Draw greedily under rows of a bitmask.

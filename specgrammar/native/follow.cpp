@@ -37,26 +37,21 @@ class Follower {
         case kFailedToMove:
           return kFailed;
         case kStuck:
-          path_.stuck = node;
+          path_.stop(node, why_);
           return kWalked;
         case kEnd:
-          go(node, token_);
-          if (const int64_t child = child_with(node, token_); child >= 0) go(child, -1);
+          path_.add(node, token_);
+          if (const int64_t child = child_with(node, token_); child >= 0) path_.add(child, -1);
           return kWalked;
         case kMoved:
-          go(node, token_);
-          ++path_.num_moved;
+          path_.add(node, token_);
+          path_.moved();
       }
     }
     return kWalked;
   }
 
  private:
-  void go(int64_t node, int64_t token) {
-    path_.nodes[path_.length] = node;
-    path_.tokens[path_.length++] = token;
-  }
-
   Choice choose(int64_t node) {
     const int64_t index = request_.first + node;
     const int64_t drawn = draws_.best[index * draws_.num_best];
@@ -104,7 +99,7 @@ class Follower {
   }
 
   Choice stuck(Why why) {
-    path_.why = why;
+    why_ = why;
     return kStuck;
   }
 
@@ -133,7 +128,8 @@ class Follower {
   const int64_t* next_token_;
   const int64_t* next_sibling_;
   std::vector<int32_t>& row_;  // of the node where the draw was refused
-  int64_t token_ = -1;         // that the matcher was asked about last
+  int64_t token_ = -1;         // that was chosen last
+  Why why_ = kUnknown;         // the walk is stuck
 };
 
 }  // namespace

@@ -25,14 +25,52 @@ enum Why : int64_t {
   kHasRow = 2      /* likewise, and the node's row was filled for another draw */
 };
 
-/* Where a request's path goes. */
-struct Path {
-  int64_t* nodes;    /* as numbers of the request, from the root on; as long as the request has nodes */
-  int64_t* tokens;   /* chosen behind each; -1 behind a stop token's node */
-  int64_t length;
-  int64_t num_moved; /* tokens that the matcher was moved over: all but a stop token */
-  int64_t stuck;     /* the node at which somebody else has to go on; -1 where the path has ended */
-  Why why;
+/* Where a request's path goes: a record of numbers that Python reads (`trees/paths.py`). First come its nodes, as numbers
+   of the request from the root on, as many tokens that were chosen behind them (-1 behind the node of a stop token), then
+   what is named here. */
+class Path {
+ public:
+  Path(int64_t* record, int64_t size)
+      : nodes_(record),
+        tokens_(record + (size - kNumNamed) / 2),
+        length_(record[size - 5]),
+        bonus_(record[size - 4]),
+        num_moved_(record[size - 3]),
+        stuck_(record[size - 2]),
+        why_(record[size - 1]) {}
+
+  /* Go on over a node. */
+  void add(int64_t node, int64_t token) {
+    nodes_[length_] = node;
+    tokens_[length_++] = bonus_ = token;
+  }
+
+  /* The matcher was moved over the last token, which ends no sequence. */
+  void moved() { ++num_moved_; }
+
+  /* Somebody else has to go on at a node. */
+  void stop(int64_t node, Why why) {
+    stuck_ = node;
+    why_ = why;
+  }
+
+  /* Empty it again. */
+  void clear() {
+    while (length_ > 1) nodes_[--length_] = -1;
+    length_ = num_moved_ = 0;
+    bonus_ = stuck_ = -1;
+  }
+
+ private:
+  static constexpr int kNumNamed = 5;
+
+  int64_t* nodes_;
+  int64_t* tokens_;
+  int64_t& length_;
+  int64_t& bonus_;     /* the last token, -1 for none */
+  int64_t& num_moved_; /* tokens that the matcher was moved over: all but a stop token */
+  int64_t& stuck_;     /* the node at which somebody else has to go on; -1 where the path has ended */
+  int64_t& why_;
 };
 
 /* Move the matcher along the draws, up to a stop token. A draw that is illegal gives way to the next best that is legal;

@@ -39,6 +39,12 @@ struct Trees {
     return std::find(stop_ids, stop_ids + num_stop_ids, token) != stop_ids + num_stop_ids;
   }
 
+  /* What a node with a token is as far as the grammar need not be asked. */
+  Status open_status(int64_t token) const {
+    if (token < 0) return kPadding;
+    return token >= vocab_size ? kRejected : is_stop(token) ? kEnded : kFree;
+  }
+
   /* Whether a row allows a token, which may be any number. */
   bool is_legal(int64_t token, const int32_t* row) const {
     return token >= 0 && token < vocab_size && (row[token >> 5] >> (token & 31) & 1);

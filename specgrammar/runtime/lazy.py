@@ -31,8 +31,9 @@ import torch
 from numpy.typing import NDArray
 
 from specgrammar.grammar.mask import check_logits
+from specgrammar.grammar.open_status import open_status
 from specgrammar.grammar.session import GrammarSession
-from specgrammar.protocols.grammar import NodeStatus, Vocabulary
+from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.runtime.lazy_walk import LazyWalk
 from specgrammar.runtime.masking import LaunchedStep, MaskParts, Verified, catch_up, mask_before_drawing
 from specgrammar.runtime.outcome import Outcome
@@ -40,11 +41,6 @@ from specgrammar.runtime.readback import Readback
 from specgrammar.runtime.second_draws import SecondDraws
 from specgrammar.trees.tree import HostTree
 from specgrammar.trees.validate import validate_tree
-
-# Plain ints: NumPy takes five times as long to see that an enum is one.
-_PADDING, _REJECTED, _ENDED, _FREE = map(
-    int, (NodeStatus.PADDING, NodeStatus.REJECTED, NodeStatus.ENDED, NodeStatus.FREE)
-)
 
 
 @dataclass(frozen=True)
@@ -54,11 +50,9 @@ class LazyMasking:
     parts: MaskParts
     walk_type: type[LazyWalk] = LazyWalk
     readback: Readback = field(init=False, repr=False, compare=False)
-    status_of_token: NDArray[np.int8] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readback", Readback(self.parts.device))
-        object.__setattr__(self, "status_of_token", status_of_token(self.parts.vocabulary))
 
     def verify(self, step: LaunchedStep) -> Verified:
         """See `MaskPolicy`."""
@@ -68,7 +62,7 @@ class LazyMasking:
             step = replace(step, batch=step.batch.resolved())
         validate_tree(tree)
         guarded = [not request.sampling.truncates for request in step.batch.requests]
-        status = open_status(tree, step.sessions, self.status_of_token)
+        status = open_status(tree, step.sessions, parts.vocabulary)
         if all(guarded):
             with span("wait"):
                 logits = step.pending.wait()
@@ -98,32 +92,6 @@ class LazyMasking:
         others = ~np.repeat(np.array(guarded), np.diff(tree.cu_nodes))
         status[others] = mask.status[others]
         return logits, mask.num_rows
-
-
-def status_of_token(vocabulary: Vocabulary) -> NDArray[np.int8]:
-    """What a node with a token is as far as the grammar need not be asked, int8 `[vocab_size + 2]` by id + 1.
-
-    FREE for tokens, ENDED for stop tokens; at the ends PADDING for placeholders (-1), and REJECTED for ids
-    outside the vocabulary.
-    """
-    table = np.full(vocabulary.vocab_size + 2, _FREE, np.int8)
-    table[np.array(vocabulary.stop_ids) + 1] = _ENDED
-    table[0], table[-1] = _PADDING, _REJECTED
-    return table
-
-
-def open_status(
-    tree: HostTree, sessions: Sequence[GrammarSession], status_of_token: NDArray[np.int8]
-) -> NDArray[np.int8]:
-    """The status of every node as far as the grammar need not be asked, int8 `[num_nodes]`.
-
-    That of its token; FREE for roots, PADDING for requests that are over.
-    """
-    status = status_of_token.take(tree.draft_tokens + 1, mode="clip")
-    status[tree.cu_nodes[:-1]] = _FREE
-    for request in [number for number, session in enumerate(sessions) if session.finish is not None]:
-        status[tree.request_slice(request)] = _PADDING
-    return status
 
 
 def _over(vocabulary: Vocabulary) -> GrammarSession:

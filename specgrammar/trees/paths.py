@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+_NUM_NAMED = 5
+
 
 class Paths:
     """One path for each request, from its root down: nodes, and the token that was chosen behind each.
-
-    Native code writes to these arrays as well, and an acceptance reports them as they are.
 
     Attributes:
         nodes: int64 `[bs, width]`, by their numbers in the request (the root is 0), -1 behind the path; an
@@ -20,6 +20,8 @@ class Paths:
         lengths: int64 `[bs]`: how many nodes each path has.
         bonus: int64 `[bs]`: the token behind the last one, -1 for none.
         width: the most nodes of a request, at least 1.
+        records: int64 `[bs, size]`, all of this, a request's side by side, as native code writes it
+            (`native/follow.h`), and behind it three columns that it alone uses.
     """
 
     def __init__(self, cu_nodes: NDArray[np.int64]) -> None:
@@ -28,14 +30,16 @@ class Paths:
         Args:
             cu_nodes: int64 `[bs + 1]`.
         """
-        bs = len(cu_nodes) - 1
-        self.width: int = max(np.diff(cu_nodes).tolist(), default=1)
         self._roots = cu_nodes[:-1]
-        self.nodes: NDArray[np.int64] = np.full((bs, self.width), -1, np.int64)
-        self.nodes[:, 0] = 0
-        self.tokens: NDArray[np.int64] = np.empty((bs, self.width), np.int64)
-        self.lengths: NDArray[np.int64] = np.zeros(bs, np.int64)
-        self.bonus: NDArray[np.int64] = np.full(bs, -1, np.int64)
+        self.width: int = max((cu_nodes[1:] - self._roots).tolist(), default=1)
+        named = 2 * self.width
+        self.records: NDArray[np.int64] = np.empty((len(self._roots), named + _NUM_NAMED), np.int64)
+        self.records.fill(-1)
+        self.records[:, (0, named, named + 2)] = 0
+        self.nodes: NDArray[np.int64] = self.records[:, : self.width]
+        self.tokens: NDArray[np.int64] = self.records[:, self.width : named]
+        self.lengths: NDArray[np.int64] = self.records[:, named]
+        self.bonus: NDArray[np.int64] = self.records[:, named + 1]
 
     def extend(self, request: int, nodes: Sequence[int], tokens: Sequence[int]) -> None:
         """Go on along some nodes (flat indices), with as many tokens."""
