@@ -42,7 +42,9 @@ class NativeBatch:
                 where native code is not to move it. Of requests that share a matcher the first is taken, as two
                 threads might move it.
         """
-        numbers = [number for number, native in enumerate(natives) if native]
+        numbers: Sequence[int] = range(len(natives))
+        if None in natives:
+            numbers = [number for number, native in enumerate(natives) if native]
         taken = b"".join(filter(None, natives))
         matchers = memoryview(taken).cast("Q")[_MATCHER::_NUM_FIELDS].tolist()
         if len(set(matchers)) < len(matchers):

@@ -52,8 +52,10 @@ class Stuck(NamedTuple):
 class Followed(NamedTuple):
     """How walks went."""
 
+    others: list[int]
+    """The requests that native code cannot follow."""
     stuck: list[Stuck]
-    """Those that are not over, by request."""
+    """Walks that are not over, by request."""
     num_rows: int = 0
     """Rows from which refused draws were made again, or are to be."""
 
@@ -63,6 +65,7 @@ def follow_natively(
     tree: HostTree,
     draws: Draws,
     paths: Paths,
+    status: NDArray[np.int8],
     rows: MaskRows | None = None,
     workers: FillWorkers | None = None,
 ) -> Followed:
@@ -77,24 +80,23 @@ def follow_natively(
         tree: of the whole batch; valid.
         draws: see there.
         paths: empty ones, which are written to; those of requests that are not followed stay empty.
+        status: int8 `[num_nodes]`; those of the requests that are followed are written, as by `open_status`.
         rows: compact, none handed out, with room for a row of each request: filled where none of the draws that
             are known is legal, unless nothing is. Their statuses are not written.
         workers: threads to share the requests among, where measurement says that it pays.
 
-    Returns:
-        Which walks are not over. Those that native code cannot move are stuck at their roots; of requests that
-        share a matcher the first is followed.
+    Of requests that share a matcher the first is followed.
     """
     library, roots = core(), tree.cu_nodes[:-1].tolist()
     vocabulary = next((session.vocabulary for session in sessions if session is not None), None)
     if library is None or vocabulary is None:
-        return Followed([Stuck(number, root) for number, root in enumerate(roots)])
+        return Followed(list(range(tree.bs)), [])
     natives = [s.native_calls() if s is not None and s.vocabulary is vocabulary else None for s in sessions]
     num_roused = workers.rouse(len(sessions), "follow") if workers is not None and any(natives) else None
     batch = NativeBatch(tree, vocabulary, natives)
-    others = [Stuck(number, roots[number]) for number in batch.others()]
+    others = batch.others()
     if not (numbers := batch.numbers):
-        return Followed(others)
+        return Followed(others, [])
     arguments = [
         *(address(draws.best), draws.best.shape[1], address(draws.num_sure)),
         *_logits(draws.logits, vocabulary.vocab_size),
@@ -103,7 +105,7 @@ def follow_natively(
             if rows is None
             else (address(rows.bitmask), rows.bitmask.shape[1], address(rows.owners))
         ),
-        *(address(paths.records), paths.records.shape[1]),
+        *(address(paths.records), paths.records.shape[1], address(status)),
     ]
 
     num_rows = 0
@@ -119,16 +121,16 @@ def follow_natively(
     for index, error in batch.failures():
         if (session := sessions[numbers[index]]) is not None:
             session.fail(error)
-    chosen, size, width = paths.records.reshape(-1).data, paths.records.shape[1], paths.width
-    num_moved, stuck, why = paths.records[:, -3:].T.tolist()
-    found = []
     for number in numbers:
-        if (num := num_moved[number]) and (session := sessions[number]) is not None:
-            begin = number * size + width
-            session.followed(chosen[begin : begin + num])
-        if (node := stuck[number]) >= 0:
-            found.append(Stuck(number, roots[number] + node, why[number] == _REFUSED, why[number] == _HAS_ROW))
-    return Followed(sorted([*others, *found]) if others else found, num_rows)
+        if (session := sessions[number]) is not None:
+            session.followed(paths, number)
+    stuck, why = paths.records[:, -2:].T.tolist()
+    found = [
+        Stuck(number, roots[number] + node, why[number] == _REFUSED, why[number] == _HAS_ROW)
+        for number, node in enumerate(stuck)
+        if node >= 0
+    ]
+    return Followed(others, found, num_rows)
 
 
 def _logits(logits: torch.Tensor | None, vocab_size: int) -> tuple[int | None, int, int]:

@@ -25,6 +25,7 @@ from specgrammar.grammar.stops import FinishReason, StopRules
 from specgrammar.grammar.walk import ENDED, LIVE, Ends, nothing_legal, walk_engaged, walk_free
 from specgrammar.protocols.gate import GrammarGate
 from specgrammar.protocols.grammar import GrammarMatcher, Vocabulary
+from specgrammar.trees.paths import Paths
 from specgrammar.trees.tree import HostTree
 
 
@@ -79,7 +80,8 @@ class GrammarSession:
         self._ends = Ends.of(vocabulary)
         self._num_advanced = 0
         self._ahead: list[int] = []
-        self._followed: memoryview[int] | None = None
+        self._followed: Paths | None = None
+        self._number = 0
 
     @property
     def engaged(self) -> bool:
@@ -195,12 +197,12 @@ class GrammarSession:
         self._ahead += tokens[:num_moves]
         return num_moves
 
-    def followed(self, tokens: memoryview[int]) -> None:
-        """Native code has moved the grammar over tokens that the target chose, as `follow` does.
+    def followed(self, paths: Paths, number: int) -> None:
+        """Native code has moved the grammar along a path, as `follow` does; `number`: the request's.
 
         The matcher is told when it is next asked: to tell a batch's at once takes 0.1 ms of each step.
         """
-        self._followed = tokens
+        self._followed, self._number = paths, number
 
     def follow_first(self, tokens: Sequence[int]) -> int:
         """Move the grammar over the first legal one of some tokens; returns its index, -1 where none is.
@@ -304,7 +306,7 @@ class GrammarSession:
         """Tell cursor and matcher which moves native code has made."""
         if self._followed is None or self.cursor is None:
             return
-        tokens, self._followed = self._followed.tolist(), None
+        tokens, self._followed = self._followed.moves(self._number), None
         with self._failing_alone():
             self.cursor.moved(tokens)
             self._ahead += tokens

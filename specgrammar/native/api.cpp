@@ -195,18 +195,18 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Nat
    best, num_sure, logits: by flat index of the whole batch; see `Draws` and `follow`.
    words, owners: rows for one node of each request that is drawn from elsewhere, and which node that is; may be null.
    paths: for each request of the batch a record of `size` numbers (see `Path`) with an empty path, which stays empty
-   where a request fails. */
+   where a request fails. status: of each node, as far as the grammar need not be asked. */
 int64_t specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
                            const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
                            int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
                            int32_t num_threads, const int32_t* best, int64_t num_best, const int32_t* num_sure,
                            const float* logits, int64_t stride, int64_t num_columns, int32_t* words,
-                           int64_t num_words, int32_t* owners, int64_t* paths, int64_t size, int32_t* outcomes,
-                           int64_t* /* refused */, char* reasons) {
+                           int64_t num_words, int32_t* owners, int64_t* paths, int64_t size, int8_t* status,
+                           int32_t* outcomes, int64_t* /* refused */, char* reasons) {
   const Requests requests{num_requests, numbers, natives, cu_nodes};
   const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
   const specgrammar::Draws draws{best, num_best, num_sure, logits, stride, num_columns};
-  Rows rows{words, num_words, owners, nullptr, {0}, false};
+  Rows rows{words, num_words, owners, status, {0}, false};
   for_each(requests, pool, num_threads, [&](int64_t i) {
     specgrammar::Path path(paths + numbers[i] * size, size);
     char* const reason = reasons + i * specgrammar::kReasonSize;
@@ -214,14 +214,6 @@ int64_t specgrammar_follow(int64_t num_requests, const int64_t* numbers, const N
     if (outcomes[i] != specgrammar::kWalked) path.clear();
   });
   return rows.num_rows.load();
-}
-
-/* What every node is as far as the grammar need not be asked (a `Status`): roots are free, others as their tokens. */
-void specgrammar_open_status(int64_t num_requests, const int64_t* cu_nodes, const int64_t* draft_tokens,
-                             int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, int8_t* status) {
-  const Trees trees{draft_tokens, nullptr, nullptr, vocab_size, stop_ids, num_stop_ids};
-  for (int64_t node = 0; node < cu_nodes[num_requests]; ++node) status[node] = trees.open_status(draft_tokens[node]);
-  for (int64_t i = 0; i < num_requests; ++i) status[cu_nodes[i]] = specgrammar::kFree;
 }
 
 /* Draw greedily under rows of a bitmask.

@@ -135,6 +135,10 @@ class Follower {
 }  // namespace
 
 Outcome follow(const Request& request, const Trees& trees, const Draws& draws, Rows& rows, Path& path, char* reason) {
+  for (int64_t node = 0; node < request.num_nodes; ++node) {
+    const int64_t index = request.first + node;
+    rows.status[index] = node ? trees.open_status(trees.draft_tokens[index]) : kFree;
+  }
   if (!has_rows_of(request, (trees.vocab_size + 31) / 32, reason)) return kFailed;
   const Outcome outcome = Follower(request, trees, draws, rows, path).run();
   if (outcome == kFailed) request.calls->reason(request.calls, request.matcher, reason, kReasonSize);

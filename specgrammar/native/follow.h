@@ -75,7 +75,7 @@ class Path {
 
 /* Move the matcher along the draws, up to a stop token. A draw that is illegal gives way to the next best that is legal;
    where none of them is, the node gets one of the `rows`, if these have words. `rows` counts the rows that draws are made
-   from. Throws std::bad_alloc. */
+   from, and gets the nodes' statuses as far as the grammar need not be asked. Throws std::bad_alloc. */
 Outcome follow(const Request& request, const Trees& trees, const Draws& draws, Rows& rows, Path& path, char* reason);
 
 }  // namespace specgrammar

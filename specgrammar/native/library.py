@@ -44,13 +44,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
             *_BATCH,
             *(_POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT64),  # the draws
             *(_POINTER, _INT64, _POINTER),  # rows for others
-            *(_POINTER, _INT64),  # the paths
+            *(_POINTER, _INT64, _POINTER),  # the paths, and statuses
             *_RESULTS,
         ],
-    ),
-    "specgrammar_open_status": (
-        None,
-        [_INT64, _POINTER, _POINTER, _INT64, _POINTER, _INT64, _POINTER],
     ),
     "specgrammar_draw": (
         None,

@@ -31,7 +31,6 @@ import torch
 from numpy.typing import NDArray
 
 from specgrammar.grammar.mask import check_logits
-from specgrammar.grammar.open_status import open_status
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.runtime.lazy_walk import LazyWalk
@@ -62,7 +61,7 @@ class LazyMasking:
             step = replace(step, batch=step.batch.resolved())
         validate_tree(tree)
         guarded = [not request.sampling.truncates for request in step.batch.requests]
-        status = open_status(tree, step.sessions, parts.vocabulary)
+        status = np.empty(tree.num_nodes, np.int8)
         if all(guarded):
             with span("wait"):
                 logits = step.pending.wait()
@@ -74,7 +73,7 @@ class LazyMasking:
             logits, num_rows = self._mask_the_others(step, tree, guarded, status)
         capacity = tree.num_nodes if step.want_logprobs else tree.bs
         with span("accept"), SecondDraws(parts, capacity, tree.num_nodes, logits) as second:
-            walk = self.walk_type(tree, logits, status, step, guarded, second, self.readback, parts.workers)
+            walk = self.walk_type(tree, logits, status, step, guarded, second, self.readback, parts)
             walk.run()
             paths = walk.paths()
         return Verified(Outcome(lambda: paths), True, status, num_rows + second.num_rows, walk.num_cut)

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from specgrammar.grammar.draw_on_cpu import can_draw_on_cpu
-from specgrammar.grammar.native_follow import Draws, Stuck, follow_natively
+from specgrammar.grammar.native_follow import Draws, Followed, follow_natively
 from specgrammar.grammar.session import GrammarSession, refuses
-from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.target import AcceptedPaths
-from specgrammar.runtime.masking import LaunchedStep
+from specgrammar.runtime.masking import LaunchedStep, MaskParts
+from specgrammar.runtime.open_status import open_status
 from specgrammar.runtime.readback import Readback
 from specgrammar.runtime.second_draws import SecondDraws
 from specgrammar.spec.sampler import greedy_tokens, sample_tokens, top_tokens
@@ -29,7 +29,9 @@ NUM_BEST = 96
 greedy choices under the schemas of 40 BFCL prompts 98 % have a legal one among the next 95, 48 % among 7."""
 
 _NO_TOKEN = -1
-_ENDED, _LIVE, _FREE = int(NodeStatus.ENDED), int(NodeStatus.LIVE), int(NodeStatus.FREE)
+_PADDING, _ENDED, _LIVE, _FREE = map(
+    int, (NodeStatus.PADDING, NodeStatus.ENDED, NodeStatus.LIVE, NodeStatus.FREE)
+)
 
 
 class LazyWalk:
@@ -48,23 +50,23 @@ class LazyWalk:
         guarded: Sequence[bool],
         second: SecondDraws,
         readback: Readback,
-        workers: FillWorkers | None,
+        parts: MaskParts,
     ) -> None:
         """Draw what is drawn at once.
 
         Args:
             tree: of all requests.
             logits: `[num_nodes, columns]`; rows of requests that truncate are masked already.
-            status: int8 `[num_nodes]`: FREE where the grammar is to be asked.
+            status: int8 `[num_nodes]`: that of requests that truncate; the others' are written here.
             step: the sessions, the sampling parameters, and whether log-probabilities are wanted.
             guarded: for each request, whether the grammar is asked; the others' rows are masked.
             second: fills rows and brings them to the logits.
             readback: memory for what is drawn at once.
-            workers: threads to share the requests among, where measurement says that it pays.
+            parts: the vocabulary, and threads to share the requests among.
         """
         self.num_cut: int = 0
         self._tree, self._logits, self._second, self._step = tree, logits, second, step
-        self._status, self._workers, self._guarded, self._readback = status, workers, guarded, readback
+        self._status, self._parts, self._guarded, self._readback = status, parts, guarded, readback
         self._paths = Paths(tree.cu_nodes)
         self._refused: list[int] = []  # requests whose last node is to be drawn from again
         self._draws: Draws | None = self.draw_at_once(tree)
@@ -97,29 +99,45 @@ class LazyWalk:
 
     def run(self) -> None:
         """Walk until every path has ended."""
-        paths = self._paths
-        for request, node, is_refused, has_row in self._natively():
+        paths, followed = self._paths, self._follow_natively()
+        self._write_status(followed.others)
+        for request in followed.others:
+            root = self._roots[request]
+            if self._status[root] in (_LIVE, _FREE):
+                self._walk(request, root, False)
+        for request, node, is_refused, has_row in followed.stuck:
             if has_row:
                 paths.extend(request, [node], [_NO_TOKEN])
                 self._refused.append(request)
-            elif self._status[node] in (_LIVE, _FREE):
+            else:
                 self._walk(request, node, is_refused)
         for request, token in zip(self._refused, self._draw_again(self._refused), strict=True):
             paths.choose(request, token)
             self.num_cut += self._child(request, paths.last(request), token) >= 0
 
-    def _natively(self) -> list[Stuck]:
-        """Walk as far as native code can; returns where walks go on."""
+    def _follow_natively(self) -> Followed:
+        """Walk as far as native code can, which writes statuses as well."""
         if self._draws is None or self._step.want_logprobs:
-            return [Stuck(request, root) for request, root in enumerate(self._tree.cu_nodes[:-1].tolist())]
+            return Followed(list(range(self._tree.bs)), [])
         asked: Sequence[GrammarSession | None] = self._step.sessions
         if not all(self._guarded):
             asked = [s if is_guarded else None for s, is_guarded in zip(asked, self._guarded, strict=True)]
-        rows = None if self._second.at_once else self._second.rows()
-        followed = follow_natively(asked, self._tree, self._draws, self._paths, rows, self._workers)
-        if self._second.at_once:
-            self._second.num_rows += followed.num_rows
-        return followed.stuck
+        second, workers = self._second, self._parts.workers
+        rows = None if second.at_once else second.rows()
+        followed = follow_natively(asked, self._tree, self._draws, self._paths, self._status, rows, workers)
+        if second.at_once:
+            second.num_rows += followed.num_rows
+        return followed
+
+    def _write_status(self, requests: Sequence[int]) -> None:
+        """What the nodes of some requests are, unless they truncate: then it was written with their rows."""
+        guarded = [request for request in requests if self._guarded[request]]
+        if not guarded:
+            return
+        status, tree = open_status(self._tree, self._parts.vocabulary), self._tree
+        for request in guarded:
+            nodes, is_over = tree.request_slice(request), self._step.sessions[request].finish is not None
+            self._status[nodes] = _PADDING if is_over else status[nodes]
 
     def paths(self) -> AcceptedPaths:
         """What the walks found."""

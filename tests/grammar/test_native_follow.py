@@ -18,6 +18,7 @@ from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.abilities import NativeCalls
 from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec
+from specgrammar.runtime.open_status import open_status
 from specgrammar.testing.checks.native_play import TWO_WORDS
 from specgrammar.testing.reference import ReferenceBackend
 from specgrammar.testing.toys import GRAMMARS, SPECIAL, STOP, VOCABULARY
@@ -70,14 +71,18 @@ def follow(
     workers: FillWorkers | None = None,
 ) -> list[Gone]:
     """What becomes of each request."""
-    paths = Paths(tree.cu_nodes)
-    stuck = {one.number: one for one in follow_natively(sessions, tree, draws, paths, workers=workers).stuck}
+    paths, status = Paths(tree.cu_nodes), np.full(tree.num_nodes, -1, np.int8)
+    followed = follow_natively(sessions, tree, draws, paths, status, workers=workers)
+    stuck = {one.number: one for one in followed.stuck}
+    open_ = open_status(tree, VOCABULARY)
     found = []
     for request, (root, length) in enumerate(zip(tree.cu_nodes.tolist(), paths.lengths.tolist(), strict=False)):
         nodes, tokens = (root + paths.nodes[request]).tolist(), paths.tokens[request].tolist()
         assert nodes[max(1, length) :] == [root - 1] * (paths.width - max(1, length))
         assert paths.bonus[request] == (tokens[length - 1] if length else -1)
-        at = stuck.get(request, Stuck(request, -1, False))
+        own, is_other = tree.request_slice(request), request in followed.others
+        assert status[own].tolist() == ([-1] * (own.stop - own.start) if is_other else open_[own].tolist())
+        at = stuck.get(request, Stuck(request, root if is_other else -1, False))
         assert not at.has_row
         found.append(Gone(nodes[:length], tokens[:length], at.node, at.is_refused))
     return found
