@@ -38,6 +38,24 @@ class GrammarSession:
         error: the failure behind `finish == "error"`.
     """
 
+    # A step reads a little of each session, which is not in the caches: slots are half of what it would touch.
+    __slots__ = (
+        "__weakref__",
+        "_ahead",
+        "_ends",
+        "_engaged",
+        "_followed",
+        "_native",
+        "_num_advanced",
+        "_number",
+        "cursor",
+        "error",
+        "finish",
+        "output",
+        "stops",
+        "vocabulary",
+    )
+
     def __init__(
         self,
         vocabulary: Vocabulary,
