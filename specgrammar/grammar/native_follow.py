@@ -87,7 +87,7 @@ def follow_natively(
 
     Of requests that share a matcher the first is followed.
     """
-    library, roots = core(), tree.cu_nodes[:-1].tolist()
+    library = core()
     vocabulary = next((session.vocabulary for session in sessions if session is not None), None)
     if library is None or vocabulary is None:
         return Followed(list(range(tree.bs)), [])
@@ -126,7 +126,7 @@ def follow_natively(
             session.followed(paths, number)
     stuck, why = paths.records[:, -2:].T.tolist()
     found = [
-        Stuck(number, roots[number] + node, why[number] == _REFUSED, why[number] == _HAS_ROW)
+        Stuck(number, paths.roots[number] + node, why[number] == _REFUSED, why[number] == _HAS_ROW)
         for number, node in enumerate(stuck)
         if node >= 0
     ]

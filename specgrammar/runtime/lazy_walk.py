@@ -102,7 +102,7 @@ class LazyWalk:
         paths, followed = self._paths, self._follow_natively()
         self._write_status(followed.others)
         for request in followed.others:
-            root = self._roots[request]
+            root = self._paths.roots[request]
             if self._status[root] in (_LIVE, _FREE):
                 self._walk(request, root, False)
         for request, node, is_refused, has_row in followed.stuck:
@@ -247,16 +247,11 @@ class LazyWalk:
     def _child(self, request: int, node: int, token: int) -> int:
         """The first child that may be accepted and carries the token, -1 for none."""
         draft_tokens, next_token, next_sibling = self._links
-        root = self._roots[request]
+        root = self._paths.roots[request]
         child: int = next_token[node] if token >= 0 else -1
         while child >= 0 and (draft_tokens[root + child] != token or self._status[root + child] < _ENDED):
             child = next_sibling[root + child]
         return root + child if child >= 0 else -1
-
-    @cached_property
-    def _roots(self) -> list[int]:
-        roots: list[int] = self._tree.cu_nodes[:-1].tolist()
-        return roots
 
     @cached_property
     def _links(self) -> tuple[memoryview[int], ...]:

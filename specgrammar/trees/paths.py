@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ class Paths:
         tokens: int64 `[bs, width]`, -1 for none; undefined behind the path.
         lengths: int64 `[bs]`: how many nodes each path has.
         bonus: int64 `[bs]`: the token behind the last one, -1 for none.
+        roots: each request's root (flat index).
         width: the most nodes of a request, at least 1.
         records: int64 `[bs, size]`, all of this, a request's side by side, as native code writes it
             (`native/follow.h`), and behind it three columns that it alone uses.
@@ -30,10 +32,11 @@ class Paths:
         Args:
             cu_nodes: int64 `[bs + 1]`.
         """
-        self._roots = cu_nodes[:-1]
-        self.width: int = max((cu_nodes[1:] - self._roots).tolist(), default=1)
+        bounds: list[int] = cu_nodes.tolist()
+        self.roots: list[int] = bounds[:-1]
+        self.width: int = max(map(sub, bounds[1:], bounds), default=1)
         named = 2 * self.width
-        self.records: NDArray[np.int64] = np.empty((len(self._roots), named + _NUM_NAMED), np.int64)
+        self.records: NDArray[np.int64] = np.empty((len(self.roots), named + _NUM_NAMED), np.int64)
         self.records.fill(-1)
         for zero in (0, named, named + 2):  # one by one: in a third of the time
             self.records[:, zero] = 0
@@ -46,7 +49,7 @@ class Paths:
         """Go on along some nodes (flat indices), with as many tokens."""
         if not nodes:
             return
-        begin, root = int(self.lengths[request]), int(self._roots[request])
+        begin, root = int(self.lengths[request]), self.roots[request]
         end = begin + len(nodes)
         self.nodes[request, begin:end] = [node - root for node in nodes]
         self.tokens[request, begin:end] = tokens
@@ -64,4 +67,4 @@ class Paths:
 
     def last(self, request: int) -> int:
         """The last node (flat index) of a path, which is not empty."""
-        return int(self._roots[request] + self.nodes[request, int(self.lengths[request]) - 1])
+        return self.roots[request] + int(self.nodes[request, int(self.lengths[request]) - 1])
