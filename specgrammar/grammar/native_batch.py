@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from specgrammar.protocols.abilities import NativeCalls
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.trees.tree import HostTree
 
-_MATCHER, _NUM_FIELDS = NativeCalls._fields.index("matcher"), len(NativeCalls._fields)
 _WALKED, _NOTHING_LEGAL, _REFUSED = 0, 1, 2
 """How a request may end; see `native/walk.h`."""
+_NUMBERS_SIZE = 12
+"""Bytes that say it: the token that was refused, and the outcome."""
 
 
 class NativeBatch:
@@ -30,6 +32,7 @@ class NativeBatch:
     Attributes:
         numbers: which requests of the batch, in order.
         num_nodes: of the whole batch.
+        address: of all this as native code reads it (`Batch` in `native/api.cpp`), as long as this object is.
     """
 
     def __init__(self, tree: HostTree, vocabulary: Vocabulary, natives: Sequence[bytes | None]) -> None:
@@ -42,73 +45,66 @@ class NativeBatch:
                 where native code is not to move it. Of requests that share a matcher the first is taken, as two
                 threads might move it.
         """
-        numbers: Sequence[int] = range(len(natives))
-        if None in natives:
-            numbers = [number for number, native in enumerate(natives) if native]
-        taken = b"".join(filter(None, natives))
-        matchers = memoryview(taken).cast("Q")[_MATCHER::_NUM_FIELDS].tolist()
-        if len(set(matchers)) < len(matchers):
-            kept = sorted({matcher: index for index, matcher in reversed([*enumerate(matchers)])}.values())
-            numbers = [numbers[index] for index in kept]
-            taken = b"".join(filter(None, (natives[number] for number in numbers)))
-        self.numbers: array[int] = array("q", numbers)
+        taken = [native for native in natives if native]
+        self.numbers: array[int] = _first(len(taken))
+        if len(taken) < len(natives):
+            self.numbers = array("q", (number for number, native in enumerate(natives) if native))
+        if len(set(taken)) < len(taken):  # a matcher's calls are the same wherever it stands
+            kept = sorted({native: index for index, native in reversed([*enumerate(taken)])}.values())
+            self.numbers = array("q", (self.numbers[index] for index in kept))
+            taken = [taken[index] for index in kept]
         self.num_nodes: int = len(tree.draft_tokens)
-        self._tree, self._vocabulary = tree, vocabulary
-        self._natives = array("Q", taken)
-
-    def others(self) -> list[int]:
-        """The requests of the batch that were not taken."""
-        bs = len(self._tree.cu_nodes) - 1
-        return [] if len(self.numbers) == bs else sorted({*range(bs)}.difference(self.numbers))
-
-    def inputs(self, num_threads: int, pool: int | None) -> list[int | None]:
-        """The arguments that every call begins with; they hold as long as this object.
-
-        Args:
-            num_threads: how many share the requests.
-            pool: the `NativePool.handle` that has them.
-        """
-        tree, vocabulary = self._tree, self._vocabulary
-        num_requests = len(self.numbers)
-        self._outcomes = array("i", bytes(4 * num_requests))
-        self._refused = array("q", bytes(8 * num_requests))
-        self._reasons = np.empty(num_requests * REASON_SIZE, np.uint8)
-        self._stop_ids = array("q", vocabulary.stop_ids)
+        self._bs = len(tree.cu_nodes) - 1
+        # What the addresses below are of, kept as long as this.
+        self._natives, self._stop_ids = array("Q", b"".join(taken)), array("q", vocabulary.stop_ids)
         self._trees = [
             np.ascontiguousarray(part)
             for part in (tree.cu_nodes, tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling)
         ]
-        return [
-            num_requests,
-            self.numbers.buffer_info()[0],
-            self._natives.buffer_info()[0],
-            *map(address, self._trees),
-            vocabulary.vocab_size,
-            *self._stop_ids.buffer_info(),
-            pool,
-            num_threads,
-        ]
+        num = len(taken)
+        self._results = np.empty(num * (_NUMBERS_SIZE + REASON_SIZE), np.uint8)
+        results = address(self._results)
+        self._fields = array(
+            "Q",
+            (
+                *(num, self.numbers.buffer_info()[0], self._natives.buffer_info()[0]),
+                *map(address, self._trees),
+                *(vocabulary.vocab_size, *self._stop_ids.buffer_info()),
+                *(results, results + 8 * num, results + _NUMBERS_SIZE * num),
+            ),
+        )
+        self.address: int = self._fields.buffer_info()[0]
 
-    def results(self) -> list[int]:
-        """The arguments that every call ends with: how each request ended."""
-        return [self._outcomes.buffer_info()[0], self._refused.buffer_info()[0], address(self._reasons)]
+    def others(self) -> list[int]:
+        """The requests of the batch that were not taken."""
+        return [] if len(self.numbers) == self._bs else sorted({*range(self._bs)}.difference(self.numbers))
 
     def failures(self) -> Iterator[tuple[int, RequestError]]:
         """The requests that failed, by their places in `numbers`, each with its reason."""
-        if any(self._outcomes):
-            for index, outcome in enumerate(self._outcomes):
+        num = len(self.numbers)
+        outcomes = self._results.data[8 * num : _NUMBERS_SIZE * num].cast("i").tolist()
+        if any(outcomes):
+            for index, outcome in enumerate(outcomes):
                 if outcome != _WALKED:
-                    yield index, self._error(index)
+                    yield index, self._error(index, outcome)
 
-    def _error(self, index: int) -> RequestError:
-        if self._outcomes[index] == _NOTHING_LEGAL:
+    def _error(self, index: int, outcome: int) -> RequestError:
+        if outcome == _NOTHING_LEGAL:
             return nothing_legal()
-        if self._outcomes[index] == _REFUSED:
-            return refuses_its_own(self._refused[index])
-        text = self._reasons[index * REASON_SIZE : (index + 1) * REASON_SIZE].tobytes()
+        num = len(self.numbers)
+        if outcome == _REFUSED:
+            return refuses_its_own(self._results.data[: 8 * num].cast("q")[index])
+        begin = _NUMBERS_SIZE * num + index * REASON_SIZE
+        text = self._results[begin : begin + REASON_SIZE].tobytes()
         reason = text.split(b"\0", 1)[0].decode(errors="replace")
         reason = one_line(reason.strip() or "it gave no reason")
         return MatcherError(f"the grammar backend failed in native code: {reason}")
+
+
+@cache
+def _first(num: int) -> array[int]:
+    """The numbers below `num`; nobody writes to them."""
+    return array("q", range(num))
 
 
 def packed(native: NativeCalls) -> bytes:

@@ -112,7 +112,7 @@ def follow_natively(
 
     def call(num_threads: int = 1, pool: int | None = None) -> int:
         nonlocal num_rows
-        num_rows = library.specgrammar_follow(*batch.inputs(num_threads, pool), *arguments, *batch.results())
+        num_rows = library.specgrammar_follow(batch.address, pool, num_threads, *arguments)
         return len(numbers)
 
     call() if workers is None else workers.run(call, len(sessions), "follow", num_roused)

@@ -75,10 +75,9 @@ def walk_batch(batch: NativeBatch, rows: MaskRows, num_threads: int = 1, pool: i
     assert library is not None, "a matcher has native calls, so there is native code"
     num_before = rows.num_rows
     rows.num_rows = library.specgrammar_walk(
-        *batch.inputs(num_threads, pool),
+        *(batch.address, pool, num_threads),
         *(address(rows.bitmask), rows.bitmask.shape[1], address(rows.owners), address(rows.status)),
         *(rows.num_rows, rows.dense),
-        *batch.results(),
     )
     return len(rows.status) if rows.dense else rows.num_rows - num_before
 

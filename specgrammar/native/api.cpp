@@ -32,17 +32,24 @@ struct Native {
   uint64_t grammar; /* matchers with the same number read the same compiled grammar */
 };
 
-/* Which requests of a batch a call is about, and how their grammars are moved. */
-struct Requests {
+/* What every call on a batch is about: which requests it has, how their grammars are moved, their trees and vocabulary,
+   and where it tells how each ended. Python writes it as one array of 64-bit numbers (see `native_batch.py`). */
+struct Batch {
   int64_t count;
-  const int64_t* numbers;
+  const int64_t* numbers; /* which requests of the whole batch */
   const Native* natives;
-  const int64_t* cu_nodes;
+  const int64_t* cu_nodes; /* of the whole batch, like the rest */
+  Trees trees;
+  int64_t* refused; /* the token that a request's matcher refused */
+  int32_t* outcomes;
+  char* reasons; /* kReasonSize bytes each: why it failed */
 
   Request operator[](int64_t i) const {
     const int64_t first = cu_nodes[numbers[i]];
     return {natives[i].calls, natives[i].matcher, first, cu_nodes[numbers[i] + 1] - first};
   }
+
+  char* reason(int64_t i) const { return reasons + i * specgrammar::kReasonSize; }
 
   /* Those of one grammar behind the first of them, so that what a fill reads is in the caches. */
   std::vector<int64_t> by_grammar() const {
@@ -96,13 +103,13 @@ class Shares {
 
 /* Call `work` for each request, on as many threads of the pool as asked. */
 template <typename Work>
-void for_each(const Requests& requests, void* pool, int32_t num_threads, const Work& work) {
+void for_each(const Batch& batch, void* pool, int32_t num_threads, const Work& work) {
   std::vector<int64_t> order;
   try {
-    order = requests.by_grammar();
+    order = batch.by_grammar();
   } catch (const std::bad_alloc&) {  // then they are taken as they come
   }
-  Shares shares(requests.count, pool ? num_threads : 1);
+  Shares shares(batch.count, pool ? num_threads : 1);
   const auto take = [&] {
     shares.take([&](int64_t place) { work(order.empty() ? place : order[static_cast<size_t>(place)]); });
   };
@@ -113,15 +120,16 @@ void for_each(const Requests& requests, void* pool, int32_t num_threads, const W
   }
 }
 
-/* What `work` returns; a request that there is no memory for has failed. */
+/* Note how request i ends, which `work` returns; one that there is no memory for has failed. */
 template <typename Work>
-Outcome outcome_of(char* reason, const Work& work) {
+bool ends_well(const Batch& batch, int64_t i, const Work& work) {
   try {
-    return work();
+    batch.outcomes[i] = work();
   } catch (const std::bad_alloc&) {
-    std::snprintf(reason, specgrammar::kReasonSize, "out of memory");
-    return specgrammar::kFailed;
+    std::snprintf(batch.reason(i), specgrammar::kReasonSize, "out of memory");
+    batch.outcomes[i] = specgrammar::kFailed;
   }
+  return batch.outcomes[i] == specgrammar::kWalked;
 }
 
 }  // namespace
@@ -155,28 +163,18 @@ void specgrammar_pool_wake(void* pool, int32_t num_threads) {
 /* A call will want threads in a moment. */
 void specgrammar_pool_rouse(void* pool, int32_t num_threads) { static_cast<Pool*>(pool)->rouse(num_threads); }
 
-/* Every call on a batch begins with its requests, its trees, its vocabulary and its threads, and ends with how the
-   requests ended. numbers[i], natives[i]: which request of the batch it is, and how its grammar is moved.
-   outcomes[i], refused[i], reasons[i * kReasonSize]: how it ended, the token that its matcher refused, why it
-   failed. */
-
-/* Walk some requests of a batch; returns the number of the row behind the last one handed out.
+/* Walk some requests of a batch, on some threads of a pool; returns the number of the row behind the last one handed
+   out.
 
    All nodes of a request that did not end well are dead; its rows belong to nobody, dense ones are all ones. */
-int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
-                         const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
-                         int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
-                         int32_t num_threads, int32_t* words, int64_t num_words, int32_t* owners, int8_t* status,
-                         int64_t first_row, int32_t dense, int32_t* outcomes, int64_t* refused, char* reasons) {
-  const Requests requests{num_requests, numbers, natives, cu_nodes};
-  const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
+int64_t specgrammar_walk(const Batch* batch, void* pool, int32_t num_threads, int32_t* words, int64_t num_words,
+                         int32_t* owners, int8_t* status, int64_t first_row, int32_t dense) {
   Rows rows{words, num_words, owners, status, {first_row}, dense != 0};
   std::atomic<bool> all_well{true};
-  for_each(requests, pool, num_threads, [&](int64_t i) {
-    const Request request = requests[i];
-    char* const reason = reasons + i * specgrammar::kReasonSize;
-    outcomes[i] = outcome_of(reason, [&] { return walk(request, trees, rows, reason, refused + i); });
-    if (outcomes[i] == specgrammar::kWalked) return;
+  for_each(*batch, pool, num_threads, [&](int64_t i) {
+    const Request request = (*batch)[i];
+    const auto work = [&] { return walk(request, batch->trees, rows, batch->reason(i), batch->refused + i); };
+    if (ends_well(*batch, i, work)) return;
     all_well.store(false, std::memory_order_relaxed);
     std::fill_n(status + request.first, request.num_nodes, specgrammar::kPadding);
     if (dense) std::fill_n(words + request.first * num_words, request.num_nodes * num_words, -1);
@@ -196,22 +194,16 @@ int64_t specgrammar_walk(int64_t num_requests, const int64_t* numbers, const Nat
    words, owners: rows for one node of each request that is drawn from elsewhere, and which node that is; may be null.
    paths: for each request of the batch a record of `size` numbers (see `Path`) with an empty path, which stays empty
    where a request fails. status: of each node, as far as the grammar need not be asked. */
-int64_t specgrammar_follow(int64_t num_requests, const int64_t* numbers, const Native* natives, const int64_t* cu_nodes,
-                           const int64_t* draft_tokens, const int64_t* next_token, const int64_t* next_sibling,
-                           int64_t vocab_size, const int64_t* stop_ids, int64_t num_stop_ids, void* pool,
-                           int32_t num_threads, const int32_t* best, int64_t num_best, const int32_t* num_sure,
-                           const float* logits, int64_t stride, int64_t num_columns, int32_t* words,
-                           int64_t num_words, int32_t* owners, int64_t* paths, int64_t size, int8_t* status,
-                           int32_t* outcomes, int64_t* /* refused */, char* reasons) {
-  const Requests requests{num_requests, numbers, natives, cu_nodes};
-  const Trees trees{draft_tokens, next_token, next_sibling, vocab_size, stop_ids, num_stop_ids};
+int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, const int32_t* best, int64_t num_best,
+                           const int32_t* num_sure, const float* logits, int64_t stride, int64_t num_columns,
+                           int32_t* words, int64_t num_words, int32_t* owners, int64_t* paths, int64_t size,
+                           int8_t* status) {
   const specgrammar::Draws draws{best, num_best, num_sure, logits, stride, num_columns};
   Rows rows{words, num_words, owners, status, {0}, false};
-  for_each(requests, pool, num_threads, [&](int64_t i) {
-    specgrammar::Path path(paths + numbers[i] * size, size);
-    char* const reason = reasons + i * specgrammar::kReasonSize;
-    outcomes[i] = outcome_of(reason, [&] { return follow(requests[i], trees, draws, rows, path, reason); });
-    if (outcomes[i] != specgrammar::kWalked) path.clear();
+  for_each(*batch, pool, num_threads, [&](int64_t i) {
+    specgrammar::Path path(paths + batch->numbers[i] * size, size);
+    const auto work = [&] { return follow((*batch)[i], batch->trees, draws, rows, path, batch->reason(i)); };
+    if (!ends_well(*batch, i, work)) path.clear();
   });
   return rows.num_rows.load();
 }

@@ -17,13 +17,7 @@ REASON_SIZE = 400
 """Bytes of the text that says why a request's walk failed (`kReasonSize`)."""
 
 _POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-_BATCH = [
-    *(_INT64, _POINTER, _POINTER),  # requests
-    *(_POINTER, _POINTER, _POINTER, _POINTER),  # their trees
-    *(_INT64, _POINTER, _INT64),  # their vocabulary
-    *(_POINTER, _INT32),  # threads
-]
-_RESULTS = [_POINTER, _POINTER, _POINTER]
+_BATCH = [_POINTER, _POINTER, _INT32]  # and the threads for it
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "specgrammar_pool_new": (_POINTER, [_INT32]),
     "specgrammar_pool_num_threads": (_INT32, [_POINTER]),
@@ -35,7 +29,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         [
             *_BATCH,
             *(_POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT32),  # the rows
-            *_RESULTS,
         ],
     ),
     "specgrammar_follow": (
@@ -45,7 +38,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
             *(_POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT64),  # the draws
             *(_POINTER, _INT64, _POINTER),  # rows for others
             *(_POINTER, _INT64, _POINTER),  # the paths, and statuses
-            *_RESULTS,
         ],
     ),
     "specgrammar_draw": (
