@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -276,3 +277,47 @@ def test_a_matcher_with_rows_of_another_width_ends_its_own_request() -> None:
     session = GrammarSession(TWO_WORDS, backend.matcher(backend.compile(spec)))
     assert follow([session], HostTree.roots([0]), draws(12, 1, 39)) == [Gone([], [], -1)]
     assert "its rows have 1 words, those of the step 2" in str(session.error)
+
+
+def test_what_is_refused_gets_a_row_for_another_draw() -> None:
+    """Compact rows, handed out as walks come; none where nothing is legal, or where a draw goes on."""
+    spec = GrammarSpec.regex("a|bc")
+    sessions = [GrammarSession(VOCABULARY, matcher("xgrammar", spec)) for _ in range(4)]
+    tree = HostTree.from_chains([[0], [0, 0], [0], [0]])
+    best = np.array([[12], [VOCABULARY.tokens.index(b"b")], [12], [-1], [12]], np.int32)
+    rows = MaskRows(np.full((4, VOCABULARY.num_words), -1, np.int32), tree.num_nodes, np.full(4, -1, np.int32))
+    paths = Paths(tree.cu_nodes)
+    followed = follow_natively(
+        sessions, tree, Draws(best, np.ones(5, np.int32)), paths, np.zeros(5, np.int8), rows
+    )
+    assert followed.num_rows == rows.num_rows == 2
+    assert sorted(rows.owners[:2].tolist()) == [0, 4]
+    assert rows.bitmask[:2].tolist() == [row_of(matcher("xgrammar", spec))] * 2
+    assert followed.stuck == [Stuck(0, 0, has_row=True), Stuck(2, 3), Stuck(3, 4, has_row=True)]
+    assert paths.lengths.tolist() == [0, 1, 0, 0]
+
+
+def test_what_is_refused_is_drawn_again_from_the_hosts_logits() -> None:
+    """Until the path ends, also where the best legal token is a stop token, or nothing may be drawn."""
+    a, b = VOCABULARY.tokens.index(b"a"), VOCABULARY.tokens.index(b"b")
+    tree = HostTree.from_chains([[0, a, b, STOP], [0, a], [0]])
+    logits = torch.zeros((tree.num_nodes, VOCABULARY.vocab_size + 3))
+    logits[:, 12] = 9.0  # which is not legal
+    logits[0, a] = logits[1, b] = logits[4, a] = 1.0
+    logits[5, b] = torch.nan
+    logits[6, a] = -torch.inf
+    logits[:, VOCABULARY.vocab_size :] = -torch.inf
+    sessions = [
+        GrammarSession(VOCABULARY, matcher("xgrammar", GrammarSpec.regex(r))) for r in ("ab", "ab", "a")
+    ]
+    best = np.full((tree.num_nodes, 1), 12, np.int32)
+    paths, status = Paths(tree.cu_nodes), np.zeros(tree.num_nodes, np.int8)
+    drawn = Draws(best, np.ones(tree.num_nodes, np.int32), logits)
+    followed = follow_natively(sessions, tree, drawn, paths, status)
+    assert paths.nodes.tolist() == [[0, 1, 2, 3], [0, -1, -1, -1], [0, -1, -1, -1]]
+    assert paths.tokens[0].tolist() == [a, b, STOP, -1]
+    assert paths.bonus.tolist() == [-1, a, -1]
+    assert followed.stuck == [Stuck(1, 5, is_refused=True), Stuck(2, 6, is_refused=True)]
+    assert followed.num_rows == 6
+    sessions[0].commit([a, b, STOP])
+    assert (sessions[0].finish, sessions[0].error) == ("stop", None)
