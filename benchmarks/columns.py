@@ -54,8 +54,8 @@ class Settled(FillWorkers):
     def settle(self, num_nodes: int, kind: str = "walk") -> None:
         """Stay with what the steps so far have shown for work of a kind."""
         size = self._size(num_nodes, kind)
-        if size._medians:  # else nothing here is walked natively
-            self._settled[kind] = min(size._medians, key=size.seconds_per_node)
+        if size._spent:  # else nothing here is walked natively
+            self._settled[kind] = min(size._spent, key=size.seconds_per_node)
 
 
 class Column(Protocol):

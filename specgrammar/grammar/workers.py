@@ -126,7 +126,6 @@ class _Size:
     def __init__(self) -> None:
         self.choice: int = 0
         self._spent: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
         self._num_steps = 0
         self._num_trials = self._chosen = self._tried_again = 0
 
@@ -134,12 +133,10 @@ class _Size:
         return num_threads in self._spent
 
     def seconds_per_node(self, num_threads: int) -> float:
-        return self._medians.get(num_threads, 0.0)
+        return median(spent) if (spent := self._spent.get(num_threads)) else 0.0
 
     def learn(self, num_threads: int, seconds_per_node: float) -> None:
-        spent = self._spent.setdefault(num_threads, deque(maxlen=_MEMORY))
-        spent.append(seconds_per_node)
-        self._medians[num_threads] = median(spent)  # asked for before each step, which waits for it
+        self._spent.setdefault(num_threads, deque(maxlen=_MEMORY)).append(seconds_per_node)
         self._num_steps += 1
         if not self._num_steps % _LOOK_AGAIN:
             self.choice = 0

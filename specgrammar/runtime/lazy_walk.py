@@ -208,7 +208,10 @@ class LazyWalk:
         if not self._second.offers(node):
             return _NO_TOKEN
         if self._second.at_once:
-            return self._draw_again([request])[0]
+            (token,) = self._draw_again([request])
+            if token >= 0 and not session.follow([token]):
+                session.fail(refuses(token, len(session.output) + int(self._paths.lengths[request]) - 1))
+            return token if session.finish is None else _NO_TOKEN
         self._refused.append(request)
         return _NO_TOKEN
 
@@ -223,13 +226,10 @@ class LazyWalk:
         else:
             self._second.apply()
             tokens = self._draw(requests, nodes, depths) if requests else []
-        for index, (request, token) in enumerate(zip(requests, tokens, strict=True)):
-            session = self._step.sessions[request]
-            if token >= 0 and session.finish is None and not session.follow([token]):
-                session.fail(refuses(token, len(session.output) + depths[index]))
-            if session.finish is not None:
-                tokens[index] = -1
-        return tokens
+        return [
+            token if self._step.sessions[request].finish is None else _NO_TOKEN
+            for request, token in zip(requests, tokens, strict=True)
+        ]
 
     def _draw(self, requests: Sequence[int], nodes: Sequence[int], depths: Sequence[int]) -> list[int]:
         """What the target draws at some nodes, as their rows are now."""

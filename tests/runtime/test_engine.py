@@ -434,6 +434,7 @@ def test_invariant_4_an_end_that_the_grammar_does_not_share_is_an_error(
     target.verify = unmasked  # type: ignore[method-assign]  # the planted fault
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specgrammar.grammar.mask.apply_on_cpu", lambda *_: None)
+        patch.setattr("specgrammar.runtime.lazy_walk.can_draw_on_cpu", lambda _: False)  # it reads rows itself
         (output,) = engine.generate([Request("a", (0,), GRAMMARS[0], max_new_tokens=5)])
     assert (output.finish_reason, output.token_ids) == ("error", tokens)
     assert f"the grammar refuses token id {STOP}" in str(output.error)

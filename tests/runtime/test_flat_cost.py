@@ -63,14 +63,12 @@ def check_short(bench: Bench, num_earlier: Sequence[int] = NUM_EARLIER) -> None:
         held = footprint(bench.engine)
         held.pop("BitmaskGuard._last[]", None)  # the array that was seen last: one of the ring's
         # What is known of threads grows until every size of steps that there is was tried often enough.
-        num_sizes, num_choices, num_times, num_medians = (
-            held.pop(name, 0)
-            for name in ("FillWorkers._sizes", "_Size._spent", "_Size._spent[]", "_Size._medians")
+        num_sizes, num_choices, num_times = (
+            held.pop(name, 0) for name in ("FillWorkers._sizes", "_Size._spent", "_Size._spent[]")
         )
         assert num_sizes <= 8
         assert num_choices <= (os.cpu_count() or 1) * num_sizes
         assert num_times <= 9 * num_choices
-        assert num_medians == num_choices
         sizes.append(held)
         num_threads.append(threading.active_count())
         costs.append(cost_of(bench, decode, 4))
