@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from specgrammar.protocols.abilities import NativeCalls
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.trees.tree import HostTree
 
+_MATCHER, _NUM_FIELDS = NativeCalls._fields.index("matcher"), len(NativeCalls._fields)
 _WALKED, _NOTHING_LEGAL, _REFUSED = 0, 1, 2
 """How a request may end; see `native/walk.h`."""
 _NUMBERS_SIZE = 12
@@ -49,8 +50,9 @@ class NativeBatch:
         self.numbers: array[int] = _first(len(taken))
         if len(taken) < len(natives):
             self.numbers = array("q", (number for number, native in enumerate(natives) if native))
-        if len(set(taken)) < len(taken):  # a matcher's calls are the same wherever it stands
-            kept = sorted({native: index for index, native in reversed([*enumerate(taken)])}.values())
+        matchers = memoryview(b"".join(taken)).cast("Q")[_MATCHER::_NUM_FIELDS].tolist()
+        if len(set(matchers)) < len(matchers):
+            kept = sorted({matcher: index for index, matcher in reversed([*enumerate(matchers)])}.values())
             self.numbers = array("q", (self.numbers[index] for index in kept))
             taken = [taken[index] for index in kept]
         self.num_nodes: int = len(tree.draft_tokens)
@@ -101,7 +103,7 @@ class NativeBatch:
         return MatcherError(f"the grammar backend failed in native code: {reason}")
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _first(num: int) -> array[int]:
     """The numbers below `num`; nobody writes to them."""
     return array("q", range(num))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specgrammar.grammar.native_batch import NativeBatch, address
+from specgrammar.grammar.native_walk import check_rows
 from specgrammar.grammar.rows import MaskRows
 from specgrammar.native.library import core
 from specgrammar.trees.paths import Paths
@@ -66,7 +67,7 @@ def follow_natively(
     draws: Draws,
     paths: Paths,
     status: NDArray[np.int8],
-    rows: MaskRows | None = None,
+    take_rows: Callable[[], MaskRows] | None = None,
     workers: FillWorkers | None = None,
 ) -> Followed:
     """Move the grammars that native code can move along the draws, and write where they went.
@@ -81,11 +82,14 @@ def follow_natively(
         draws: see there.
         paths: empty ones, which are written to; those of requests that are not followed stay empty.
         status: int8 `[num_nodes]`; those of the requests that are followed are written, as by `open_status`.
-        rows: compact, none handed out, with room for a row of each request: filled where none of the draws that
-            are known is legal, unless nothing is. Their statuses are not written.
+        take_rows: gives compact rows, none handed out, with room for one of each request: filled where none of
+            the draws that are known is legal, unless nothing is. Their statuses are not written.
         workers: threads to share the requests among, where measurement says that it pays.
 
     Of requests that share a matcher the first is followed.
+
+    Raises:
+        MatcherError: the rows are not to contract, or too few; nothing was written.
     """
     library = core()
     vocabulary = next((session.vocabulary for session in sessions if session is not None), None)
@@ -97,6 +101,9 @@ def follow_natively(
     others = batch.others()
     if not (numbers := batch.numbers):
         return Followed(others, [])
+    rows = None if take_rows is None else take_rows()
+    if rows is not None:
+        check_rows(rows, len(numbers))
     arguments = [
         *(address(draws.best), draws.best.shape[1], address(draws.num_sure)),
         *_logits(draws.logits, vocabulary.vocab_size),
@@ -124,7 +131,7 @@ def follow_natively(
     for number in numbers:
         if (session := sessions[number]) is not None:
             session.followed(paths, number)
-    stuck, why = paths.records[:, -2:].T.tolist()
+    stuck, why = paths.stuck.tolist(), paths.why.tolist()
     found = [
         Stuck(number, paths.roots[number] + node, why[number] == _REFUSED, why[number] == _HAS_ROW)
         for number, node in enumerate(stuck)

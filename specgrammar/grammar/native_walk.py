@@ -70,7 +70,7 @@ def walk_batch(batch: NativeBatch, rows: MaskRows, num_threads: int = 1, pool: i
     Raises:
         MatcherError: the rows are not to contract, or too few; nothing was written.
     """
-    _check(rows, batch.num_nodes)
+    check_rows(rows, batch.num_nodes)
     library = core()
     assert library is not None, "a matcher has native calls, so there is native code"
     num_before = rows.num_rows
@@ -82,8 +82,8 @@ def walk_batch(batch: NativeBatch, rows: MaskRows, num_threads: int = 1, pool: i
     return len(rows.status) if rows.dense else rows.num_rows - num_before
 
 
-def _check(rows: MaskRows, num_nodes: int) -> None:
-    """Raise MatcherError unless there is a row for every node: native code knows addresses alone."""
+def check_rows(rows: MaskRows, num_nodes: int) -> None:
+    """Raise MatcherError unless there are rows for so many nodes: native code knows addresses alone."""
     num_rows = num_nodes if rows.dense else rows.num_rows + num_nodes
     if not _holds(rows.words, 2, num_rows):
         raise MatcherError(_expected("the bitmask is", rows.bitmask, f"{num_rows}, words"))

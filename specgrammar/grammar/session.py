@@ -78,7 +78,7 @@ class GrammarSession:
             ConfigError: the gate cannot open this grammar (see `gate_checks.checked_gate`).
             RequestError: the gate failed.
         """
-        self.vocabulary = vocabulary
+        self.vocabulary: Vocabulary = vocabulary
         self.stops: StopRules = stops if stops is not None else StopRules(frozenset(vocabulary.stop_ids))
         self.output: list[int] = []
         self.finish: FinishReason | None = None
@@ -118,6 +118,7 @@ class GrammarSession:
 
         A backend that raises ends the request with its reason; the answer is then 0.
         """
+        self._tell_followed()
         if self.finish is not None:
             return 0
         ends = frozenset(self.vocabulary.stop_ids)
@@ -140,6 +141,7 @@ class GrammarSession:
         grammar restricts what comes, and for a backend without `SupportsForcedTokens`. A backend that raises
         ends the request with its reason.
         """
+        self._tell_followed()
         if self.finish is not None or self.cursor is None:
             return b""
         with self._failing_alone():
@@ -173,6 +175,7 @@ class GrammarSession:
 
         A request that is over is not walked: its nodes are dead.
         """
+        self._tell_followed()
         if self.finish is not None:
             rows.drop(nodes)
             return
@@ -186,10 +189,13 @@ class GrammarSession:
 
     def native_calls(self) -> bytes | None:
         """How native code walks this request's tree instead of `walk`: `packed` calls; None where it cannot."""
+        if self._followed is not None:
+            self._tell_followed()
         return None if self.finish is not None else self._native
 
     def matcher_moved(self) -> None:
         """An engine that owns its loop has moved the matcher itself: calls are there no longer, or again."""
+        self._tell_followed()
         with self._failing_alone():
             self._native = self._find_native_calls()
 
@@ -218,8 +224,10 @@ class GrammarSession:
     def followed(self, paths: Paths, number: int) -> None:
         """Native code has moved the grammar along a path, as `follow` does; `number`: the request's.
 
-        The matcher is told when it is next asked: to tell a batch's at once takes 0.1 ms of each step.
+        The matcher is told when this session is next asked something: to tell a batch's at once takes 0.1 ms of
+        each step. One that raises then ends the request, after its tokens were kept if these came first.
         """
+        self._tell_followed()
         self._followed, self._number = paths, number
 
     def follow_first(self, tokens: Sequence[int]) -> int:
@@ -245,7 +253,7 @@ class GrammarSession:
         Nothing is filled where no grammar restricts what comes next. Failures end the request, as in `fill`.
         """
         self._tell_followed()
-        if self.cursor is None or not self.cursor.engaged:
+        if self.finish is not None or self.cursor is None or not self.cursor.engaged:
             return
         with self._failing_alone():
             row = rows.take(node)
@@ -325,9 +333,10 @@ class GrammarSession:
         if self._followed is None or self.cursor is None:
             return
         tokens, self._followed = self._followed.moves(self._number), None
-        with self._failing_alone():
-            self.cursor.moved(tokens)
-            self._ahead += tokens
+        if tokens:
+            with self._failing_alone():
+                self.cursor.moved(tokens)
+                self._ahead += tokens
 
     def _find_native_calls(self) -> bytes | None:
         """How native code moves the grammar from where it stands now."""

@@ -78,8 +78,10 @@ class Follower {
   /* -1 for none. */
   int64_t best_by_row(int64_t index) const {
     if (draws_.logits) {
-      rows_.num_rows.fetch_add(1, std::memory_order_relaxed);
-      return best_legal(draws_.logits + index * draws_.stride, row_.data(), draws_.num_columns);
+      const float* const logits = draws_.logits + index * draws_.stride;
+      const int64_t token = best_legal(logits, row_.data(), draws_.num_columns);
+      if (token >= 0) rows_.num_rows.fetch_add(1, std::memory_order_relaxed);
+      return token;
     }
     const int32_t* best = draws_.best + index * draws_.num_best;
     for (int64_t rank = 0; rank < std::max(draws_.num_sure[index], 1); ++rank) {
@@ -139,7 +141,7 @@ Outcome follow(const Request& request, const Trees& trees, const Draws& draws, R
     const int64_t index = request.first + node;
     rows.status[index] = node ? trees.open_status(trees.draft_tokens[index]) : kFree;
   }
-  if (!has_rows_of(request, (trees.vocab_size + 31) / 32, reason)) return kFailed;
+  if (!has_rows_of(request, rows.words ? rows.num_words : (trees.vocab_size + 31) / 32, reason)) return kFailed;
   const Outcome outcome = Follower(request, trees, draws, rows, path).run();
   if (outcome == kFailed) request.calls->reason(request.calls, request.matcher, reason, kReasonSize);
   return outcome;

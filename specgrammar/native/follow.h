@@ -18,7 +18,7 @@ struct Draws {
   int64_t num_columns;     /* of the logits, padding not counted */
 };
 
-/* Why somebody else has to go on at a node; the numbers of `native_follow.Stuck`. */
+/* Why somebody else has to go on at a node; `native_follow.py` has the same numbers. */
 enum Why : int64_t {
   kUnknown = 0,    /* nothing was drawn, or the matcher contradicts itself */
   kRefusedAll = 1, /* none of the draws that are known is legal */

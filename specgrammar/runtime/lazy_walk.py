@@ -123,7 +123,7 @@ class LazyWalk:
         if not all(self._guarded):
             asked = [s if is_guarded else None for s, is_guarded in zip(asked, self._guarded, strict=True)]
         second, workers = self._second, self._parts.workers
-        rows = None if second.at_once else second.rows()
+        rows = None if second.at_once else second.rows
         followed = follow_natively(asked, self._tree, self._draws, self._paths, self._status, rows, workers)
         if second.at_once:
             second.num_rows += followed.num_rows
@@ -216,7 +216,12 @@ class LazyWalk:
         return _NO_TOKEN
 
     def _draw_again(self, requests: Sequence[int]) -> list[int]:
-        """Draws at the last nodes of some requests, from their masked rows."""
+        """Draws at the last nodes of some requests, from their masked rows.
+
+        Where log-probabilities are wanted, all rows that were filled are masked.
+        """
+        if not requests and not self._step.want_logprobs:
+            return []
         nodes = [self._paths.last(request) for request in requests]
         depths = [int(self._paths.lengths[request]) - 1 for request in requests]
         are_greedy = not any(self._step.batch.requests[request].sampling.temperature for request in requests)

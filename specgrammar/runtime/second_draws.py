@@ -25,7 +25,7 @@ class SecondDraws:
     """
 
     def __init__(self, parts: MaskParts, capacity: int, num_nodes: int, logits: torch.Tensor) -> None:
-        """Nothing is filled; memory for `capacity` rows is taken when it is."""
+        """Nothing is filled; memory for `capacity` rows is taken when somebody may fill one."""
         self.num_rows: int = 0
         self.at_once: bool = parts.device.shares_host_memory
         self._parts, self._capacity, self._num_nodes, self._logits = parts, capacity, num_nodes, logits
@@ -59,10 +59,8 @@ class SecondDraws:
         """Mask the logits of all nodes that were filled since the last call."""
         with self._uploaded() as mask:
             if mask is not None:
-                vocab_size = (
-                    self._parts.vocabulary.vocab_size
-                )  # further columns of all nodes are masked already
-                mask.apply(self._logits[:, :vocab_size])
+                vocab_size = self._parts.vocabulary.vocab_size
+                mask.apply(self._logits[:, :vocab_size])  # further columns are masked already
 
     def draw_greedily(self) -> dict[int, int]:
         """Draw at all nodes that were filled since the last call, from logits that stay unmasked.
@@ -75,7 +73,7 @@ class SecondDraws:
     @contextmanager
     def _uploaded(self) -> Iterator[GrammarMask | None]:
         """What was filled since the last call, where the logits are; None if nothing was."""
-        if self._filled is None:
+        if self._filled is None or not self._filled[0].num_rows:
             yield None
             return
         with self._parts.trace.span("resample"):

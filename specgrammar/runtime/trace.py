@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specgrammar.runtime.results import PublishedStep
 
 
-class Timed:
+class _Timed:
     """The time inside goes to a stage; a class, as a generator for it takes three times as long."""
 
     __slots__ = ("_begin", "_inside_outer", "_stage", "_trace")
@@ -87,9 +87,9 @@ class Trace:
     _seconds_inside: float = field(default=0.0, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
-    def span(self, stage: str) -> Timed:
+    def span(self, stage: str) -> _Timed:
         """Add the time inside to a stage, but for that of spans inside it."""
-        return Timed(self, stage)
+        return _Timed(self, stage)
 
     def device_work(self, label: str, begin: float, end: float) -> None:
         """Add a piece of the device's work, e.g. `forward`; begin and end are `time.perf_counter()` seconds."""

@@ -17,13 +17,16 @@ class Paths:
     Attributes:
         nodes: int64 `[bs, width]`, by their numbers in the request (the root is 0), -1 behind the path; an
             empty path has its root there.
-        tokens: int64 `[bs, width]`, -1 for none; undefined behind the path.
+        tokens: int64 `[bs, width]`, -1 for none; anything behind the path.
         lengths: int64 `[bs]`: how many nodes each path has.
         bonus: int64 `[bs]`: the token behind the last one, -1 for none.
         roots: each request's root (flat index).
         width: the most nodes of a request, at least 1.
-        records: int64 `[bs, size]`, all of this, a request's side by side, as native code writes it
-            (`native/follow.h`), and behind it three columns that it alone uses.
+        num_moved: int64 `[bs]`: how many of the tokens native code has moved the request's grammar over.
+        stuck: int64 `[bs]`: the node at which native code could not go on, -1 where its path has ended.
+        why: int64 `[bs]`: why it could not.
+        records: int64 `[bs, size]`: all of these, a request's side by side, as native code writes them
+            (`native/follow.h`).
     """
 
     def __init__(self, cu_nodes: NDArray[np.int64]) -> None:
@@ -44,6 +47,9 @@ class Paths:
         self.tokens: NDArray[np.int64] = self.records[:, self.width : named]
         self.lengths: NDArray[np.int64] = self.records[:, named]
         self.bonus: NDArray[np.int64] = self.records[:, named + 1]
+        self.num_moved: NDArray[np.int64] = self.records[:, named + 2]
+        self.stuck: NDArray[np.int64] = self.records[:, named + 3]
+        self.why: NDArray[np.int64] = self.records[:, named + 4]
 
     def extend(self, request: int, nodes: Sequence[int], tokens: Sequence[int]) -> None:
         """Go on along some nodes (flat indices), with as many tokens."""
@@ -57,8 +63,7 @@ class Paths:
 
     def moves(self, request: int) -> list[int]:
         """The tokens that native code has moved a request's grammar over."""
-        begin, num_moved = self.width, int(self.records[request, -3])
-        moves: list[int] = self.records[request, begin : begin + num_moved].tolist()
+        moves: list[int] = self.tokens[request, : int(self.num_moved[request])].tolist()
         return moves
 
     def choose(self, request: int, token: int) -> None:

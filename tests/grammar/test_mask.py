@@ -17,6 +17,7 @@ from specgrammar.grammar.bitmask import BitmaskRing
 from specgrammar.grammar.kernels import apply_rows
 from specgrammar.grammar.mask import GrammarMask
 from specgrammar.grammar.rows import MaskRows
+from specgrammar.native.library import why_no_core
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.runtime.device import InlineDevice
 
@@ -40,6 +41,33 @@ def masked_by_definition(
 
 
 shapes = st.tuples(st.integers(1, 70), st.integers(0, 40), st.integers(1, 6), st.integers(0, 2**31))
+
+
+@pytest.mark.skipif(bool(why_no_core()), reason=why_no_core() or "there is native code")
+@pytest.mark.parametrize("num_columns", [40, 33, 45])
+def test_greedy_draws_are_the_masked_argmax_and_leave_the_logits_alone(num_columns: int) -> None:
+    """Also where logits are narrower than the vocabulary, or padded, and where a row belongs to nobody."""
+    ring = BitmaskRing(DEVICE, 2, num_slots=1)
+    slot = ring.acquire(3)
+    slot.rows[:3] = random_rows(5, 3, 2)
+    rows = MaskRows(slot.rows, 4, slot.owners)
+    disowned, *_ = [rows.take(node) for node in (2, 0, 3)]
+    rows.disown(disowned)
+    mask = GrammarMask(rows, slot, DEVICE, 40)
+    logits = torch.randn(4, num_columns, generator=torch.Generator().manual_seed(1))
+    logits[:, 40:] = torch.inf  # padding, which is never drawn
+    before = logits.clone()
+    columns = min(num_columns, 40)
+    expected = (
+        masked_by_definition(logits[:, :columns], slot.rows[:3].copy(), [-1, 0, 3], columns).argmax(1).tolist()
+    )
+    with pytest.raises(SpecGrammarError, match="before upload"):
+        mask.draw_greedily(logits)
+    mask.upload()
+    drawn = mask.draw_greedily(logits)
+    assert (drawn[0], drawn[3]) == (expected[0], expected[3])
+    assert torch.equal(logits, before)
+    assert not slot.held, "the memory was not given back"
 
 
 @given(shapes, st.data(), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.native_follow import Draws, Stuck, follow_natively
-from specgrammar.grammar.rows import MaskRows
+from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.abilities import NativeCalls
-from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec
+from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec, NodeStatus
 from specgrammar.runtime.open_status import open_status
 from specgrammar.testing.checks.native_play import TWO_WORDS
 from specgrammar.testing.reference import ReferenceBackend
@@ -209,20 +209,80 @@ def test_a_matcher_that_does_not_note_its_moves_ends_its_own_request() -> None:
     assert [str(session.error) for session in sessions] == ["None", message, "None"]
 
 
-def test_a_matcher_is_told_its_moves_before_it_is_asked_again() -> None:
-    sessions = [GrammarSession(VOCABULARY, called_back(GrammarSpec.choice(["abb"]))) for _ in range(3)]
-    follow(sessions, HostTree.roots([0, 0, 0]), draws(3, 3))
-    b = VOCABULARY.tokens.index(b"b")
-    assert sessions[0].follow([b]) == 1
-    assert sessions[1].follow_first([3, b]) == 1
-    rows = MaskRows(np.zeros((1, VOCABULARY.num_words), np.int32), 3, np.zeros(1, np.int32))
-    sessions[2].fill_ahead(rows, 2)
-    assert rows.bitmask[0].tolist() == row_of(matcher("xgrammar", GrammarSpec.choice(["b"])))
-    for session in sessions:
-        session.advance()  # nothing was kept
-        assert session.error is None
-        assert session.cursor is not None
-        assert row_of(session.cursor.matcher) == row_of(matcher("xgrammar", GrammarSpec.choice(["abb"])))
+A, B = VOCABULARY.tokens.index(b"a"), VOCABULARY.tokens.index(b"b")
+
+
+def empty_rows(num_rows: int = 1) -> MaskRows:
+    return MaskRows(np.zeros((num_rows, VOCABULARY.num_words), np.int32), 3, np.zeros(num_rows, np.int32))
+
+
+ASKED: dict[str, Callable[[GrammarSession], object]] = {
+    "follow": lambda session: session.follow([B]),
+    "follow_first": lambda session: session.follow_first([3, B]),
+    "fill_ahead": lambda session: session.fill_ahead(empty_rows(), 0),
+    "validate": lambda session: session.validate([B]),
+    "forced_text": lambda session: session.forced_text(),
+    "fill": lambda session: session.fill(HostTree.roots([0]), empty_rows().bitmask),
+    "walk": lambda session: session.walk(RequestNodes.of(HostTree.roots([0]))[0], empty_rows()),
+    "native_calls": lambda session: session.native_calls(),
+    "matcher_moved": lambda session: session.matcher_moved(),
+    "advance": lambda session: session.advance(),
+    "being followed again": lambda session: follow([session], HostTree.roots([0]), draws(B, 1)),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_matcher_is_told_its_moves_before_it_is_asked_again(name: str) -> None:
+    class Told(CalledBack):
+        tokens: ClassVar[list[int]] = []
+
+        def native_moved(self, tokens: Sequence[int]) -> None:
+            Told.tokens.extend(tokens)
+            super().native_moved(tokens)
+
+    class Backend(ReferenceBackend):
+        matcher_class = Told
+
+    spec, backend = GrammarSpec.choice(["abb"]), Backend(VOCABULARY)
+    session = GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec)))
+    follow([session], HostTree.roots([0]), draws(3, 1))
+    assert Told.tokens == []
+    ASKED[name](session)
+    assert Told.tokens == [3]
+    session.advance()  # nothing was kept
+    assert session.error is None
+    assert session.cursor is not None
+    assert row_of(session.cursor.matcher) == row_of(matcher("xgrammar", spec))
+
+
+def test_a_matcher_that_did_not_move_is_told_nothing_and_one_that_failed_is_not_filled() -> None:
+    class Backend(ReferenceBackend):
+        matcher_class = ForgetsMoves
+
+    backend, spec = Backend(VOCABULARY), GrammarSpec.choice(["ab"])
+    refused, moved = (GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec))) for _ in range(2))
+    follow([refused], HostTree.roots([0]), draws(12, 1))
+    refused.advance()
+    assert refused.error is None
+    follow([moved], HostTree.roots([0]), draws(A, 1))
+    rows = empty_rows()
+    moved.fill_ahead(rows, 0)
+    assert moved.finish == "error"
+    assert (rows.num_rows, rows.status[0]) == (0, NodeStatus.PADDING)
+
+
+@pytest.mark.parametrize("shape", [(2, VOCABULARY.num_words), (3, VOCABULARY.num_words + 1)])
+def test_rows_that_do_not_hold_what_may_come_are_not_written(shape: tuple[int, int]) -> None:
+    sessions = [GrammarSession(VOCABULARY, called_back(GrammarSpec.choice(["ab"]))) for _ in range(3)]
+    tree, rows = HostTree.roots([0] * 3), MaskRows(np.full(shape, 7, np.int32), 3, np.zeros(shape[0], np.int32))
+    paths, status = Paths(tree.cu_nodes), np.zeros(3, np.int8)
+    if shape[0] < 3:
+        with pytest.raises(MatcherError, match="the bitmask is"):
+            follow_natively(sessions, tree, draws(12, 3), paths, status, lambda: rows)
+    else:
+        follow_natively(sessions, tree, draws(12, 3), paths, status, lambda: rows)
+        assert ["its rows have 1 words" in str(session.error) for session in sessions] == [True] * 3
+    assert (rows.bitmask == 7).all()
 
 
 def test_a_matcher_that_comes_twice_is_moved_once() -> None:
@@ -288,7 +348,7 @@ def test_what_is_refused_gets_a_row_for_another_draw() -> None:
     rows = MaskRows(np.full((4, VOCABULARY.num_words), -1, np.int32), tree.num_nodes, np.full(4, -1, np.int32))
     paths = Paths(tree.cu_nodes)
     followed = follow_natively(
-        sessions, tree, Draws(best, np.ones(5, np.int32)), paths, np.zeros(5, np.int8), rows
+        sessions, tree, Draws(best, np.ones(5, np.int32)), paths, np.zeros(5, np.int8), lambda: rows
     )
     assert followed.num_rows == rows.num_rows == 2
     assert sorted(rows.owners[:2].tolist()) == [0, 4]
@@ -299,7 +359,7 @@ def test_what_is_refused_gets_a_row_for_another_draw() -> None:
 
 def test_what_is_refused_is_drawn_again_from_the_hosts_logits() -> None:
     """Until the path ends, also where the best legal token is a stop token, or nothing may be drawn."""
-    a, b = VOCABULARY.tokens.index(b"a"), VOCABULARY.tokens.index(b"b")
+    a, b = A, B
     tree = HostTree.from_chains([[0, a, b, STOP], [0, a], [0]])
     logits = torch.zeros((tree.num_nodes, VOCABULARY.vocab_size + 3))
     logits[:, 12] = 9.0  # which is not legal
@@ -318,6 +378,6 @@ def test_what_is_refused_is_drawn_again_from_the_hosts_logits() -> None:
     assert paths.tokens[0].tolist() == [a, b, STOP, -1]
     assert paths.bonus.tolist() == [-1, a, -1]
     assert followed.stuck == [Stuck(1, 5, is_refused=True), Stuck(2, 6, is_refused=True)]
-    assert followed.num_rows == 6
+    assert followed.num_rows == 4, "nothing was drawn from two"
     sessions[0].commit([a, b, STOP])
     assert (sessions[0].finish, sessions[0].error) == ("stop", None)

@@ -218,6 +218,9 @@ def test_only_refused_choices_have_rows() -> None:
     (output,) = knowing.generate([request])
     assert output.text == "ab" * 20
     assert knowing.trace.num_mask_rows == 0
+    apart = Engine.build(config, ToyAdapter(Knowing(), device=DelayedDevice()))
+    assert [output.text for output in apart.generate([request])] == ["ab" * 20]
+    assert "resample" not in apart.trace.seconds, "nothing is brought to a device for nothing"
     assert output.num_verify_steps < 40  # drafts were accepted
 
     ignorant, _ = toy_engine(mask_policy="lazy", algorithm="ngram")
@@ -292,3 +295,11 @@ def test_where_lazy_masking_cannot_be() -> None:
     assert masking.startswith("eager: the target does not say supports_resample")
     with pytest.raises(ConfigError, match="mask_policy"):
         Config(mask_policy="sometimes")  # type: ignore[arg-type]
+
+
+def test_a_row_from_which_nothing_may_be_drawn_counts_once() -> None:
+    """Native code that reads the logits leaves it to Python, which makes the error of it."""
+    engine, _ = toy_engine(mask_policy="lazy", algorithm="none")
+    (output,) = engine.generate([Request("1", (2,), DEAD_END, max_new_tokens=4)])
+    assert (output.finish_reason, len(output.token_ids)) == ("error", 2)
+    assert engine.trace.num_mask_rows == 2, "one was refused on the way, and one at the end"
