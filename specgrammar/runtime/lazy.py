@@ -18,7 +18,7 @@ On a device with memory of its own a second draw is a round trip. So each row's 
 by the same argument the first legal one of them is the masked draw, and the walk goes on. Only where none is
 legal the walk ends, and the token drawn from the masked row is the bonus token: at most one more trip per step,
 whatever the batch. Such a path may be shorter than eager masking's; what is committed is the same. On the CPU,
-where a second draw is no trip, it is made at once.
+where a second draw is no trip, it is made at once; a greedy one by native code, as it follows the path.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LazyMasking:
             step = replace(step, batch=step.batch.resolved())
         validate_tree(tree)
         guarded = [not request.sampling.truncates for request in step.batch.requests]
-        status = np.empty(tree.num_nodes, np.int8)
+        status = np.zeros(tree.num_nodes, np.int8)  # `PADDING`, until somebody says otherwise
         if all(guarded):
             with span("wait"):
                 logits = step.pending.wait()
