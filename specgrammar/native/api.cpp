@@ -123,6 +123,7 @@ void for_each(const Batch& batch, void* pool, int32_t num_threads, const Work& w
 /* Note how request i ends, which `work` returns; one that there is no memory for has failed. */
 template <typename Work>
 bool ends_well(const Batch& batch, int64_t i, const Work& work) {
+  *batch.reason(i) = 0;  // a backend may give none
   try {
     batch.outcomes[i] = work();
   } catch (const std::bad_alloc&) {

@@ -141,7 +141,7 @@ Outcome follow(const Request& request, const Trees& trees, const Draws& draws, R
     const int64_t index = request.first + node;
     rows.status[index] = node ? trees.open_status(trees.draft_tokens[index]) : kFree;
   }
-  if (!has_rows_of(request, rows.words ? rows.num_words : (trees.vocab_size + 31) / 32, reason)) return kFailed;
+  if (!has_rows_of(request, trees, rows.words ? rows.num_words : trees.num_words(), reason)) return kFailed;
   const Outcome outcome = Follower(request, trees, draws, rows, path).run();
   if (outcome == kFailed) request.calls->reason(request.calls, request.matcher, reason, kReasonSize);
   return outcome;

@@ -32,7 +32,7 @@ class Walk {
     for (int64_t node = 0; node < request_.num_nodes; ++node) {
       status_[node] = tokens_[node] >= 0 ? kRejected : kPadding;
     }
-    if (!has_rows_of(request_, rows_.num_words, reason_)) return kFailed;
+    if (!has_rows_of(request_, trees_, rows_.num_words, reason_)) return kFailed;
     const Outcome outcome = visit_all();
     const int64_t num_ahead = static_cast<int64_t>(path_.size()) + num_ahead_;
     if (!num_ahead || rollback(num_ahead) || outcome != kWalked) return outcome;
@@ -137,10 +137,12 @@ class Walk {
 
 }  // namespace
 
-bool has_rows_of(const Request& request, int64_t num_words, char* reason) {
-  if (request.calls->num_words == num_words) return true;
-  std::snprintf(reason, kReasonSize, "its rows have %lld words, those of the step %lld",
-                static_cast<long long>(request.calls->num_words), static_cast<long long>(num_words));
+bool has_rows_of(const Request& request, const Trees& trees, int64_t num_words, char* reason) {
+  const int64_t own = request.calls->num_words;
+  if (own == num_words && own >= trees.num_words()) return true;
+  std::snprintf(reason, kReasonSize, "its rows have %lld words, those of the step %lld, the vocabulary needs %lld",
+                static_cast<long long>(own), static_cast<long long>(num_words),
+                static_cast<long long>(trees.num_words()));
   return false;
 }
 

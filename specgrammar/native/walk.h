@@ -39,6 +39,9 @@ struct Trees {
     return std::find(stop_ids, stop_ids + num_stop_ids, token) != stop_ids + num_stop_ids;
   }
 
+  /* Words of a row that speaks of all tokens. */
+  int64_t num_words() const { return (vocab_size + 31) / 32; }
+
   /* What a node with a token is as far as the grammar need not be asked. */
   Status open_status(int64_t token) const {
     if (token < 0) return kPadding;
@@ -62,8 +65,9 @@ struct Rows {
   bool dense;
 };
 
-/* Whether a matcher's rows are as long as they must be; else `reason` (kReasonSize bytes) says so. */
-bool has_rows_of(const Request& request, int64_t num_words, char* reason);
+/* Whether a matcher's rows are as long as those of the step, and these are long enough for the vocabulary; else
+   `reason` (kReasonSize bytes) says so. */
+bool has_rows_of(const Request& request, const Trees& trees, int64_t num_words, char* reason);
 
 /* Walk one request; the matcher is left as it was found. `reason` (kReasonSize bytes) says why it failed.
    Throws std::bad_alloc before it moves. */

@@ -327,16 +327,26 @@ class TooNarrow(CalledBack):
         return self.calls(self._vocabulary.num_words - 1)
 
 
-def test_a_matcher_with_rows_of_another_width_ends_its_own_request() -> None:
-    """A row of its width would be read behind its end."""
+@pytest.mark.parametrize(
+    ("num_words", "said"), [(None, "those of the step 2"), (1, "those of the step 1, the vocabulary needs 2")]
+)
+def test_a_matcher_with_rows_of_another_width_ends_its_own_request(num_words: int | None, said: str) -> None:
+    """A row of its width would be read behind its end, also where the step's have it as well."""
 
     class Backend(ReferenceBackend):
         matcher_class = TooNarrow
 
     backend, spec = Backend(TWO_WORDS), GrammarSpec.choice(["ab"])
     session = GrammarSession(TWO_WORDS, backend.matcher(backend.compile(spec)))
-    assert follow([session], HostTree.roots([0]), draws(12, 1, 39)) == [Gone([], [], -1)]
-    assert "its rows have 1 words, those of the step 2" in str(session.error)
+    tree = HostTree.roots([0])
+    if num_words is None:
+        assert follow([session], tree, draws(12, 1, 39)) == [Gone([], [], -1)]
+    else:
+        rows = MaskRows(np.zeros((1, num_words), np.int32), 1, np.zeros(1, np.int32))
+        paths = Paths(tree.cu_nodes)
+        follow_natively([session], tree, draws(12, 1, 39), paths, np.zeros(1, np.int8), lambda: rows)
+        assert paths.lengths.tolist() == [0]
+    assert f"its rows have 1 words, {said}" in str(session.error)
 
 
 def test_what_is_refused_gets_a_row_for_another_draw() -> None:
