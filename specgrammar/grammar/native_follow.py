@@ -74,7 +74,7 @@ def follow_natively(
 
     A draw that is illegal gives way to the next best that is legal; a walk is stuck where none is known. A path
     ends behind a stop token, over which the grammar is not moved. One that fails is over, and ends its request;
-    its path is empty.
+    its path is empty. Of requests that share a matcher the first is followed.
 
     Args:
         sessions: one per request of the tree, in its order; None for one that is not to be moved.
@@ -85,8 +85,6 @@ def follow_natively(
         take_rows: gives compact rows, none handed out, with room for one of each request: filled where none of
             the draws that are known is legal, unless nothing is. Their statuses are not written.
         workers: threads to share the requests among, where measurement says that it pays.
-
-    Of requests that share a matcher the first is followed.
 
     Raises:
         MatcherError: the rows are not to contract, or too few; nothing was written.
@@ -102,19 +100,12 @@ def follow_natively(
     if not (numbers := batch.numbers):
         return Followed(others, [])
     rows = None if take_rows is None else take_rows()
-    if rows is not None:
-        check_rows(rows, len(numbers))
     arguments = [
         *(address(draws.best), draws.best.shape[1], address(draws.num_sure)),
         *_logits(draws.logits, vocabulary.vocab_size),
-        *(
-            (None, 0, None)
-            if rows is None
-            else (address(rows.bitmask), rows.bitmask.shape[1], address(rows.owners))
-        ),
+        *_rows(rows, len(numbers)),
         *(address(paths.records), paths.records.shape[1], address(status)),
     ]
-
     num_rows = 0
 
     def call(num_threads: int = 1, pool: int | None = None) -> int:
@@ -131,13 +122,21 @@ def follow_natively(
     for number in numbers:
         if (session := sessions[number]) is not None:
             session.followed(paths, number)
-    stuck, why = paths.stuck.tolist(), paths.why.tolist()
-    found = [
+    why = paths.why.tolist()
+    stuck = [
         Stuck(number, paths.roots[number] + node, why[number] == _REFUSED, why[number] == _HAS_ROW)
-        for number, node in enumerate(stuck)
+        for number, node in enumerate(paths.stuck.tolist())
         if node >= 0
     ]
-    return Followed(others, found, num_rows)
+    return Followed(others, stuck, num_rows)
+
+
+def _rows(rows: MaskRows | None, num: int) -> tuple[int | None, int, int | None]:
+    """Where they are, how long one is, and where their owners are; MatcherError unless there are `num`."""
+    if rows is None:
+        return None, 0, None
+    check_rows(rows, num)
+    return address(rows.bitmask), rows.bitmask.shape[1], address(rows.owners)
 
 
 def _logits(logits: torch.Tensor | None, vocab_size: int) -> tuple[int | None, int, int]:

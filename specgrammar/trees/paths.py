@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_NAMED = 5
+"""Columns of a record behind its nodes and tokens."""
 
 
 class Paths:
