@@ -17,12 +17,7 @@ from specgrammar.native.library import core
 
 def can_draw_on_cpu(logits: torch.Tensor) -> bool:
     """Whether `draw_on_cpu` knows such logits: float32 in the host's memory, and there is native code."""
-    return (
-        logits.device.type == "cpu"
-        and logits.dtype == torch.float32
-        and logits.stride(1) == 1
-        and core() is not None
-    )
+    return core() is not None and logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1
 
 
 def draw_on_cpu(

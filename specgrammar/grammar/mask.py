@@ -133,7 +133,8 @@ class GrammarMask:
 
 def check_logits(logits: torch.Tensor, num_nodes: int) -> None:
     """Raise SpecGrammarError for logits that have not a row for each node."""
-    if logits.dim() != 2 or len(logits) != num_nodes:
+    shape = logits.shape
+    if len(shape) != 2 or shape[0] != num_nodes:
         raise SpecGrammarError(
-            f"logits have shape {tuple(logits.shape)}; expected a row for each of {num_nodes} nodes"
+            f"logits have shape {tuple(shape)}; expected a row for each of {num_nodes} nodes"
         )
