@@ -50,20 +50,21 @@ class NativeBatch:
         self.numbers: array[int] = _first(len(taken))
         if len(taken) < len(natives):
             self.numbers = array("q", (number for number, native in enumerate(natives) if native))
-        matchers = memoryview(b"".join(taken)).cast("Q")[_MATCHER::_NUM_FIELDS].tolist()
+        self._natives = array("Q", b"".join(taken))
+        matchers = self._natives[_MATCHER::_NUM_FIELDS].tolist()
         if len(set(matchers)) < len(matchers):
             kept = sorted({matcher: index for index, matcher in reversed([*enumerate(matchers)])}.values())
             self.numbers = array("q", (self.numbers[index] for index in kept))
-            taken = [taken[index] for index in kept]
+            self._natives = array("Q", b"".join(taken[index] for index in kept))
         self.num_nodes: int = len(tree.draft_tokens)
         self._bs = len(tree.cu_nodes) - 1
         # What the addresses below are of, kept as long as this.
-        self._natives, self._stop_ids = array("Q", b"".join(taken)), array("q", vocabulary.stop_ids)
+        self._stop_ids = array("q", vocabulary.stop_ids)
         self._trees = [
             np.ascontiguousarray(part)
             for part in (tree.cu_nodes, tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling)
         ]
-        num = len(taken)
+        num = len(self.numbers)
         self._results = np.empty(num * (_NUMBERS_SIZE + REASON_SIZE), np.uint8)
         results = address(self._results)
         self._fields = array(
