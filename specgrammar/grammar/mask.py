@@ -86,7 +86,7 @@ class GrammarMask:
         if logits.shape[1] > self.vocab_size:
             logits[:, self.vocab_size :] = -torch.inf
         columns = min(logits.shape[1], self.vocab_size)
-        if logits.device.type == "cpu":
+        if logits.is_cpu:
             apply_on_cpu(logits, rows.numpy(), owners.tolist(), columns)
         else:
             from specgrammar.grammar.kernels import apply_rows
@@ -121,7 +121,7 @@ class GrammarMask:
         if self._uploaded is None:
             raise SpecGrammarError("apply before upload: call mask.upload() first")
         check_logits(logits, len(self.status))
-        if logits.device.type == "cpu":
+        if logits.is_cpu:
             self._uploaded.wait()  # the host reads them here, and the host is in no stream's order
         return slot.device_rows[: self.num_rows], slot.device_owners[: self.num_rows]
 
