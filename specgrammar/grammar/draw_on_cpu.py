@@ -1,6 +1,7 @@
 """Greedy draws under bitmask rows from logits that are in the host's memory, which stay as they are.
 
-One native pass over what is legal takes a sixth of the time of masking a row and taking its argmax.
+One native pass over what is legal. Where little is, it is five times as fast as masking a row and taking its
+argmax, where all is and with 128k tokens as fast; in a step, where caches are cold, it runs far less code.
 """
 
 from __future__ import annotations

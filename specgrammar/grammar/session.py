@@ -38,7 +38,7 @@ class GrammarSession:
         error: the failure behind `finish == "error"`.
     """
 
-    # A step reads a little of each session, which is not in the caches: slots are half of what it would touch.
+    # A step reads a little of each session, which is not in the caches: with slots it touches less.
     __slots__ = (
         "__weakref__",
         "_ahead",

@@ -224,7 +224,7 @@ class LazyWalk:
             return []
         nodes = [self._paths.last(request) for request in requests]
         depths = [int(self._paths.lengths[request]) - 1 for request in requests]
-        are_greedy = not any(self._step.batch.requests[request].sampling.temperature for request in requests)
+        are_greedy = all(self._step.batch.requests[request].sampling.greedy for request in requests)
         if are_greedy and not self._step.want_logprobs and can_draw_on_cpu(self._logits):
             drawn = self._second.draw_greedily()
             tokens = [drawn[node] for node in nodes]

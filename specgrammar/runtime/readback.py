@@ -43,7 +43,7 @@ class Readback:
         return self._on_host
 
     def _lay_out(self, shapes: list[torch.Size]) -> None:
-        """Parts of the memory for such results. Steps often have the same; to make parts takes half a copy."""
+        """Parts of the memory for such results. Steps often have the same, and making parts takes time."""
         sizes = [shape.numel() for shape in shapes]
         if sum(sizes) > self._memory.numel():
             self._memory = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=self._device.can_pin)
