@@ -158,7 +158,7 @@ void specgrammar_pool_free(void* pool) {
 
 /* What a hand-over costs: wake threads for nothing. */
 void specgrammar_pool_wake(void* pool, int32_t num_threads) {
-  static_cast<Pool*>(pool)->run(num_threads, [] {});
+  static_cast<Pool*>(pool)->wake(num_threads);
 }
 
 /* A call will want threads in a moment. */

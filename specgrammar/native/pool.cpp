@@ -12,6 +12,18 @@ constexpr uint64_t kWanted = 0xFFFF;
 constexpr uint64_t kStop = kWanted;  // more than any call wants
 constexpr uint64_t kRoused = 0x8000;
 constexpr std::chrono::microseconds kAwake{300};
+constexpr std::chrono::microseconds kAlmostDone{100};
+
+/* Stay awake until something holds, but not for long; whether it does. */
+template <typename Condition>
+bool comes_true(const Condition& condition, std::chrono::microseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
 }  // namespace
 
 Pool::Pool(int num_threads) : owner_(getpid()) {
@@ -43,7 +55,11 @@ void Pool::publish(uint64_t wanted) {
   call_.notify_all();
 }
 
-void Pool::run(int num_threads, const std::function<void()>& work) {
+void Pool::run(int num_threads, const std::function<void()>& work) { run(num_threads, work, false); }
+
+void Pool::wake(int num_threads) { run(num_threads, [] {}, true); }
+
+void Pool::run(int num_threads, const std::function<void()>& work, bool with_all) {
   const int others = num_others(num_threads);
   std::unique_lock<std::mutex> lock(in_use_, std::try_to_lock);
   if (others < 1 || !lock.owns_lock()) {
@@ -52,8 +68,11 @@ void Pool::run(int num_threads, const std::function<void()>& work) {
   }
   work_ = &work;
   num_left_.store(others);
+  num_places_.store(others);
   publish(static_cast<uint64_t>(others));
   work();
+  if (!with_all) leave(num_places_.exchange(0));
+  if (comes_true([this] { return !num_left_.load(); }, kAlmostDone)) return;
   for (int left = num_left_.load(); left; left = num_left_.load()) num_left_.wait(left);
 }
 
@@ -72,17 +91,23 @@ void Pool::serve(int number) {
     if (wanted == kStop) return;
     if (static_cast<uint64_t>(number) > (wanted & ~kRoused)) continue;
     if (wanted & kRoused) {
-      stay_awake(seen);
-    } else {
+      comes_true([this, seen] { return call_.load() != seen; }, kAwake);
+    } else if (takes_place()) {
       (*work_)();
-      if (num_left_.fetch_sub(1) == 1) num_left_.notify_one();
+      leave(1);
     }
   }
 }
 
-void Pool::stay_awake(uint64_t seen) const {
-  const auto end = std::chrono::steady_clock::now() + kAwake;
-  while (call_.load() == seen && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+bool Pool::takes_place() {
+  int places = num_places_.load();
+  while (places > 0 && !num_places_.compare_exchange_weak(places, places - 1)) {
+  }
+  return places > 0;
+}
+
+void Pool::leave(int num) {
+  if (num && num_left_.fetch_sub(num) == num) num_left_.notify_one();
 }
 
 }  // namespace specgrammar

@@ -187,6 +187,18 @@ def test_many_threads_walk_with_one_pool() -> None:
     assert wrong == []
 
 
+def test_a_thread_that_wakes_late_takes_no_part_in_another_call() -> None:
+    """What is shared out is over before all are awake: those that are not are not waited for."""
+    workers = Always(4)
+    sizes = [1 + step * 5 % 6 for step in range(400)]
+    expected = {
+        size: walked(sessions(KINDS[:size]), HostTree.from_chains([[0, 0, 39, 1]] * size)) for size in sizes
+    }
+    for size in sizes:
+        tree = HostTree.from_chains([[0, 0, 39, 1]] * size)
+        assert walked(sessions(KINDS[:size]), tree, workers=workers) == expected[size]
+
+
 FORK = """
 import gc, os, signal, threading
 from tests.native.walks import Always, session, sessions, walked
