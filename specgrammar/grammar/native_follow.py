@@ -80,7 +80,7 @@ def follow_natively(
         sessions: one per request of the tree, in its order; None for one that is not to be moved.
         tree: of the whole batch; valid.
         draws: see there.
-        paths: empty ones, which are written to; those of requests that are not followed stay empty.
+        paths: all of them begin here; those of requests that are not followed stay empty.
         status: int8 `[num_nodes]`; those of the requests that are followed are written, as by `open_status`.
         take_rows: gives compact rows, none handed out, with room for one of each request: filled where none of
             the draws that are known is legal, unless nothing is. Their statuses are not written.
@@ -92,11 +92,13 @@ def follow_natively(
     library = core()
     vocabulary = next((session.vocabulary for session in sessions if session is not None), None)
     if library is None or vocabulary is None:
+        paths.begin(range(tree.bs))
         return Followed(list(range(tree.bs)), [])
     natives = [s.native_calls() if s is not None and s.vocabulary is vocabulary else None for s in sessions]
     num_roused = workers.rouse(len(sessions), "follow") if workers is not None and any(natives) else None
     batch = NativeBatch(tree, vocabulary, natives)
     others = batch.others()
+    paths.begin(others)
     if not (numbers := batch.numbers):
         return Followed(others, [])
     rows = None if take_rows is None else take_rows()

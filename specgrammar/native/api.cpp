@@ -123,7 +123,6 @@ void for_each(const Batch& batch, void* pool, int32_t num_threads, const Work& w
 /* Note how request i ends, which `work` returns; one that there is no memory for has failed. */
 template <typename Work>
 bool ends_well(const Batch& batch, int64_t i, const Work& work) {
-  *batch.reason(i) = 0;  // a backend may give none
   try {
     batch.outcomes[i] = work();
   } catch (const std::bad_alloc&) {
@@ -193,8 +192,8 @@ int64_t specgrammar_walk(const Batch* batch, void* pool, int32_t num_threads, in
 
    best, num_sure, logits: by flat index of the whole batch; see `Draws` and `follow`.
    words, owners: rows for one node of each request that is drawn from elsewhere, and which node that is; may be null.
-   paths: for each request of the batch a record of `size` numbers (see `Path`) with an empty path, which stays empty
-   where a request fails. status: of each node, as far as the grammar need not be asked. */
+   paths: for each request of the batch a record of `size` numbers (see `Path`); the path of one that fails is empty.
+   status: of each node, as far as the grammar need not be asked. */
 int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, const int32_t* best, int64_t num_best,
                            const int32_t* num_sure, const float* logits, int64_t stride, int64_t num_columns,
                            int32_t* words, int64_t num_words, int32_t* owners, int64_t* paths, int64_t size,
@@ -203,8 +202,9 @@ int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, 
   Rows rows{words, num_words, owners, status, {0}, false};
   for_each(*batch, pool, num_threads, [&](int64_t i) {
     specgrammar::Path path(paths + batch->numbers[i] * size, size);
+    path.begin();
     const auto work = [&] { return follow((*batch)[i], batch->trees, draws, rows, path, batch->reason(i)); };
-    if (!ends_well(*batch, i, work)) path.clear();
+    if (!ends_well(*batch, i, work)) path.begin();
   });
   return rows.num_rows.load();
 }

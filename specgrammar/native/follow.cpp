@@ -143,7 +143,7 @@ Outcome follow(const Request& request, const Trees& trees, const Draws& draws, R
   }
   if (!has_rows_of(request, trees, rows.words ? rows.num_words : trees.num_words(), reason)) return kFailed;
   const Outcome outcome = Follower(request, trees, draws, rows, path).run();
-  if (outcome == kFailed) request.calls->reason(request.calls, request.matcher, reason, kReasonSize);
+  if (outcome == kFailed) ask_reason(request, reason);
   return outcome;
 }
 

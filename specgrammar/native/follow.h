@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "walk.h"
@@ -33,16 +34,26 @@ class Path {
   Path(int64_t* record, int64_t size)
       : nodes_(record),
         tokens_(record + (size - kNumNamed) / 2),
-        length_(record[size - 5]),
+        num_nodes_((size - kNumNamed) / 2),
+        length_(record[size - 6]),
+        num_accepted_(record[size - 5]),
         bonus_(record[size - 4]),
         num_moved_(record[size - 3]),
         stuck_(record[size - 2]),
         why_(record[size - 1]) {}
 
+  /* Empty. */
+  void begin() {
+    std::fill_n(nodes_, num_nodes_, -1);
+    nodes_[0] = length_ = num_accepted_ = num_moved_ = 0;
+    bonus_ = stuck_ = why_ = -1;
+  }
+
   /* Go on over a node. */
   void add(int64_t node, int64_t token) {
     nodes_[length_] = node;
-    tokens_[length_++] = bonus_ = token;
+    tokens_[length_] = bonus_ = token;
+    num_accepted_ = length_++;
   }
 
   /* The matcher was moved over the last token, which ends no sequence. */
@@ -54,22 +65,17 @@ class Path {
     why_ = why;
   }
 
-  /* Empty it again. */
-  void clear() {
-    while (length_ > 1) nodes_[--length_] = -1;
-    length_ = num_moved_ = 0;
-    bonus_ = stuck_ = -1;
-  }
-
  private:
-  static constexpr int kNumNamed = 5;
+  static constexpr int kNumNamed = 6;
 
   int64_t* nodes_;
   int64_t* tokens_;
+  int64_t num_nodes_;
   int64_t& length_;
-  int64_t& bonus_;     /* the last token, -1 for none */
-  int64_t& num_moved_; /* tokens that the matcher was moved over: all but a stop token */
-  int64_t& stuck_;     /* the node at which somebody else has to go on; -1 where the path has ended */
+  int64_t& num_accepted_; /* drafts: all nodes but the root */
+  int64_t& bonus_;        /* the last token, -1 for none */
+  int64_t& num_moved_;    /* tokens that the matcher was moved over: all but a stop token */
+  int64_t& stuck_;        /* the node at which somebody else has to go on; -1 where the path has ended */
   int64_t& why_;
 };
 

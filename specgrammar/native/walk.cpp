@@ -104,7 +104,7 @@ class Walk {
 
   /* Asked at once: what is undone next may fail as well. */
   Outcome failed() {
-    request_.calls->reason(request_.calls, request_.matcher, reason_, kReasonSize);
+    ask_reason(request_, reason_);
     return kFailed;
   }
 
@@ -144,6 +144,11 @@ bool has_rows_of(const Request& request, const Trees& trees, int64_t num_words, 
                 static_cast<long long>(own), static_cast<long long>(num_words),
                 static_cast<long long>(trees.num_words()));
   return false;
+}
+
+void ask_reason(const Request& request, char* reason) {
+  *reason = 0;  // a backend may give none
+  request.calls->reason(request.calls, request.matcher, reason, kReasonSize);
 }
 
 Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t* token) {

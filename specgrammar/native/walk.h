@@ -69,6 +69,9 @@ struct Rows {
    `reason` (kReasonSize bytes) says so. */
 bool has_rows_of(const Request& request, const Trees& trees, int64_t num_words, char* reason);
 
+/* Why a call failed: what the backend says goes to `reason` (kReasonSize bytes), empty if that is nothing. */
+void ask_reason(const Request& request, char* reason);
+
 /* Walk one request; the matcher is left as it was found. `reason` (kReasonSize bytes) says why it failed.
    Throws std::bad_alloc before it moves. */
 Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t* token);

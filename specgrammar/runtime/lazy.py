@@ -61,7 +61,7 @@ class LazyMasking:
             step = replace(step, batch=step.batch.resolved())
         validate_tree(tree)
         guarded = [not request.sampling.truncates for request in step.batch.requests]
-        status = np.zeros(tree.num_nodes, np.int8)  # `PADDING`, until somebody says otherwise
+        status = np.empty(tree.num_nodes, np.int8)
         if all(guarded):
             with span("wait"):
                 logits = step.pending.wait()

@@ -67,7 +67,7 @@ class LazyWalk:
         self.num_cut: int = 0
         self._tree, self._logits, self._second, self._step = tree, logits, second, step
         self._status, self._parts, self._guarded, self._readback = status, parts, guarded, readback
-        self._paths = Paths(tree.cu_nodes)
+        self._paths = Paths(tree)
         self._refused: list[int] = []  # requests whose last node is to be drawn from again
         self._draws: Draws | None = self.draw_at_once(tree)
 
@@ -118,7 +118,9 @@ class LazyWalk:
     def _follow_natively(self) -> Followed:
         """Walk as far as native code can, which writes statuses as well."""
         if self._draws is None or self._step.want_logprobs:
-            return Followed(list(range(self._tree.bs)), [])
+            everybody = list(range(self._tree.bs))
+            self._paths.begin(everybody)
+            return Followed(everybody, [])
         asked: Sequence[GrammarSession | None] = self._step.sessions
         if not all(self._guarded):
             asked = [s if is_guarded else None for s, is_guarded in zip(asked, self._guarded, strict=True)]
@@ -143,9 +145,8 @@ class LazyWalk:
         """What the walks found."""
         paths = self._paths
         longest = max([1, *paths.lengths.tolist()])
-        accepted = np.maximum(paths.lengths, 1) - 1
         logprobs = self._logprobs(longest) if self._step.want_logprobs else None
-        return AcceptedPaths(paths.nodes[:, :longest], accepted, paths.bonus, logprobs)
+        return AcceptedPaths(paths.nodes[:, :longest], paths.num_accepted, paths.bonus, logprobs)
 
     def _walk(self, request: int, node: int, is_refused: bool) -> None:
         """Walk on from a node; `is_refused`: none of the draws that are known there is legal."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Self
 
 import torch
@@ -57,8 +55,8 @@ class SecondDraws:
 
     def apply(self) -> None:
         """Mask the logits of all nodes that were filled since the last call."""
-        with self._uploaded() as mask:
-            if mask is not None:
+        if self._has_rows():
+            with self._parts.trace.span("resample"), self._uploaded() as mask:
                 vocab_size = self._parts.vocabulary.vocab_size
                 mask.apply(self._logits[:, :vocab_size])  # further columns are masked already
 
@@ -67,19 +65,23 @@ class SecondDraws:
 
         Returns the token of each node, -1 where nothing may be drawn.
         """
-        with self._uploaded() as mask:
-            return {} if mask is None else mask.draw_greedily(self._logits)
+        if not self._has_rows():
+            return {}
+        with self._parts.trace.span("resample"), self._uploaded() as mask:
+            return mask.draw_greedily(self._logits)
 
-    @contextmanager
-    def _uploaded(self) -> Iterator[GrammarMask | None]:
-        """What was filled since the last call, where the logits are; None if nothing was."""
-        if self._filled is None or not self._filled[0].num_rows:
-            yield None
-            return
-        with self._parts.trace.span("resample"):
-            mask = GrammarMask(*self._filled, self._parts.device, self._parts.vocabulary.vocab_size)
-            self._filled = None
-            with mask:
-                self.num_rows += mask.num_rows
-                mask.upload()
-                yield mask
+    def _has_rows(self) -> bool:
+        return self._filled is not None and self._filled[0].num_rows > 0
+
+    def _uploaded(self) -> GrammarMask:
+        """What was filled since the last call, on its way to where the logits are."""
+        assert self._filled is not None
+        mask = GrammarMask(*self._filled, self._parts.device, self._parts.vocabulary.vocab_size)
+        self._filled = None
+        self.num_rows += mask.num_rows
+        try:
+            mask.upload()
+        except BaseException:
+            mask.discard()
+            raise
+        return mask

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
 
-_NUM_NAMED = 5
+from specgrammar.trees.tree import HostTree
+
+_NUM_NAMED = 6
 """Columns of a record behind its nodes and tokens."""
 
 
 class Paths:
     """One path for each request, from its root down: nodes, and the token that was chosen behind each.
 
+    It says nothing about a request until `begin`, or native code, has begun the request's path.
+
     Attributes:
         nodes: int64 `[bs, width]`, by their numbers in the request (the root is 0), -1 behind the path; an
             empty path has its root there.
         tokens: int64 `[bs, width]`, -1 for none; anything behind the path.
         lengths: int64 `[bs]`: how many nodes each path has.
+        num_accepted: int64 `[bs]`: how many of them are drafts, all but the root.
         bonus: int64 `[bs]`: the token behind the last one, -1 for none.
         roots: each request's root (flat index).
-        width: the most nodes of a request, at least 1.
         num_moved: int64 `[bs]`: how many of the tokens native code has moved the request's grammar over.
         stuck: int64 `[bs]`: the node at which native code could not go on, -1 where its path has ended.
         why: int64 `[bs]`: why it could not.
@@ -30,27 +33,28 @@ class Paths:
             (`native/follow.h`).
     """
 
-    def __init__(self, cu_nodes: NDArray[np.int64]) -> None:
-        """Empty paths.
-
-        Args:
-            cu_nodes: int64 `[bs + 1]`.
-        """
-        bounds: list[int] = cu_nodes.tolist()
-        self.roots: list[int] = bounds[:-1]
-        self.width: int = max(map(sub, bounds[1:], bounds), default=1)
-        named = 2 * self.width
+    def __init__(self, tree: HostTree) -> None:
+        """Memory for the paths through a valid tree."""
+        self.roots: memoryview[int] = tree.cu_nodes[:-1].data
+        width = tree.width
+        named = 2 * width
         self.records: NDArray[np.int64] = np.empty((len(self.roots), named + _NUM_NAMED), np.int64)
-        self.records.fill(-1)
-        for zero in (0, named, named + 2):  # one by one: in a third of the time
-            self.records[:, zero] = 0
-        self.nodes: NDArray[np.int64] = self.records[:, : self.width]
-        self.tokens: NDArray[np.int64] = self.records[:, self.width : named]
+        self.nodes: NDArray[np.int64] = self.records[:, :width]
+        self.tokens: NDArray[np.int64] = self.records[:, width:named]
         self.lengths: NDArray[np.int64] = self.records[:, named]
-        self.bonus: NDArray[np.int64] = self.records[:, named + 1]
-        self.num_moved: NDArray[np.int64] = self.records[:, named + 2]
-        self.stuck: NDArray[np.int64] = self.records[:, named + 3]
-        self.why: NDArray[np.int64] = self.records[:, named + 4]
+        self.num_accepted: NDArray[np.int64] = self.records[:, named + 1]
+        self.bonus: NDArray[np.int64] = self.records[:, named + 2]
+        self.num_moved: NDArray[np.int64] = self.records[:, named + 3]
+        self.stuck: NDArray[np.int64] = self.records[:, named + 4]
+        self.why: NDArray[np.int64] = self.records[:, named + 5]
+
+    def begin(self, requests: Sequence[int]) -> None:
+        """Empty paths for some requests."""
+        if not requests:
+            return
+        self.records[requests] = -1
+        for zeros in (self.nodes[:, 0], self.lengths, self.num_accepted, self.num_moved):
+            zeros[requests] = 0
 
     def extend(self, request: int, nodes: Sequence[int], tokens: Sequence[int]) -> None:
         """Go on along some nodes (flat indices), with as many tokens."""
@@ -60,7 +64,7 @@ class Paths:
         end = begin + len(nodes)
         self.nodes[request, begin:end] = [node - root for node in nodes]
         self.tokens[request, begin:end] = tokens
-        self.lengths[request], self.bonus[request] = end, tokens[-1]
+        self.lengths[request], self.num_accepted[request], self.bonus[request] = end, end - 1, tokens[-1]
 
     def moves(self, request: int) -> list[int]:
         """The tokens that native code has moved a request's grammar over."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -134,6 +135,11 @@ class HostTree:
     def num_nodes(self) -> int:
         """Number of nodes of all requests, padding included."""
         return int(self.cu_nodes[-1])
+
+    @cached_property
+    def width(self) -> int:
+        """The most nodes of a request, at least 1; of a valid tree it is known."""
+        return dense_width(self.cu_nodes, None)
 
     def request_slice(self, request: int) -> slice:
         """Where the nodes of a request lie in the flat arrays."""

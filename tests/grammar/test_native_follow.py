@@ -72,14 +72,15 @@ def follow(
     workers: FillWorkers | None = None,
 ) -> list[Gone]:
     """What becomes of each request."""
-    paths, status = Paths(tree.cu_nodes), np.full(tree.num_nodes, -1, np.int8)
+    paths, status = Paths(tree), np.full(tree.num_nodes, -1, np.int8)
     followed = follow_natively(sessions, tree, draws, paths, status, workers=workers)
     stuck = {one.number: one for one in followed.stuck}
     open_ = open_status(tree, VOCABULARY)
     found = []
     for request, (root, length) in enumerate(zip(tree.cu_nodes.tolist(), paths.lengths.tolist(), strict=False)):
         nodes, tokens = (root + paths.nodes[request]).tolist(), paths.tokens[request].tolist()
-        assert nodes[max(1, length) :] == [root - 1] * (paths.width - max(1, length))
+        assert paths.num_accepted[request] == max(1, length) - 1
+        assert nodes[max(1, length) :] == [root - 1] * (tree.width - max(1, length))
         assert paths.bonus[request] == (tokens[length - 1] if length else -1)
         own, is_other = tree.request_slice(request), request in followed.others
         assert status[own].tolist() == ([-1] * (own.stop - own.start) if is_other else open_[own].tolist())
@@ -275,7 +276,7 @@ def test_a_matcher_that_did_not_move_is_told_nothing_and_one_that_failed_is_not_
 def test_rows_that_do_not_hold_what_may_come_are_not_written(shape: tuple[int, int]) -> None:
     sessions = [GrammarSession(VOCABULARY, called_back(GrammarSpec.choice(["ab"]))) for _ in range(3)]
     tree, rows = HostTree.roots([0] * 3), MaskRows(np.full(shape, 7, np.int32), 3, np.zeros(shape[0], np.int32))
-    paths, status = Paths(tree.cu_nodes), np.zeros(3, np.int8)
+    paths, status = Paths(tree), np.zeros(3, np.int8)
     if shape[0] < 3:
         with pytest.raises(MatcherError, match="the bitmask is"):
             follow_natively(sessions, tree, draws(12, 3), paths, status, lambda: rows)
@@ -343,7 +344,7 @@ def test_a_matcher_with_rows_of_another_width_ends_its_own_request(num_words: in
         assert follow([session], tree, draws(12, 1, 39)) == [Gone([], [], -1)]
     else:
         rows = MaskRows(np.zeros((1, num_words), np.int32), 1, np.zeros(1, np.int32))
-        paths = Paths(tree.cu_nodes)
+        paths = Paths(tree)
         follow_natively([session], tree, draws(12, 1, 39), paths, np.zeros(1, np.int8), lambda: rows)
         assert paths.lengths.tolist() == [0]
     assert f"its rows have 1 words, {said}" in str(session.error)
@@ -356,7 +357,7 @@ def test_what_is_refused_gets_a_row_for_another_draw() -> None:
     tree = HostTree.from_chains([[0], [0, 0], [0], [0]])
     best = np.array([[12], [VOCABULARY.tokens.index(b"b")], [12], [-1], [12]], np.int32)
     rows = MaskRows(np.full((4, VOCABULARY.num_words), -1, np.int32), tree.num_nodes, np.full(4, -1, np.int32))
-    paths = Paths(tree.cu_nodes)
+    paths = Paths(tree)
     followed = follow_natively(
         sessions, tree, Draws(best, np.ones(5, np.int32)), paths, np.zeros(5, np.int8), lambda: rows
     )
@@ -381,7 +382,7 @@ def test_what_is_refused_is_drawn_again_from_the_hosts_logits() -> None:
         GrammarSession(VOCABULARY, matcher("xgrammar", GrammarSpec.regex(r))) for r in ("ab", "ab", "a")
     ]
     best = np.full((tree.num_nodes, 1), 12, np.int32)
-    paths, status = Paths(tree.cu_nodes), np.zeros(tree.num_nodes, np.int8)
+    paths, status = Paths(tree), np.zeros(tree.num_nodes, np.int8)
     drawn = Draws(best, np.ones(tree.num_nodes, np.int32), logits)
     followed = follow_natively(sessions, tree, drawn, paths, status)
     assert paths.nodes.tolist() == [[0, 1, 2, 3], [0, -1, -1, -1], [0, -1, -1, -1]]
