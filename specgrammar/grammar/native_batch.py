@@ -15,16 +15,15 @@ from specgrammar.errors import MatcherError, RequestError
 from specgrammar.grammar.calls import refuses_its_own
 from specgrammar.grammar.native import one_line
 from specgrammar.grammar.walk import nothing_legal
-from specgrammar.native.library import REASON_SIZE
+from specgrammar.native.library import core
 from specgrammar.protocols.abilities import NativeCalls
 from specgrammar.protocols.grammar import Vocabulary
 from specgrammar.trees.tree import HostTree
 
-_MATCHER, _NUM_FIELDS = NativeCalls._fields.index("matcher"), len(NativeCalls._fields)
 _WALKED, _NOTHING_LEGAL, _REFUSED = 0, 1, 2
 """How a request may end; see `native/walk.h`."""
-_NUMBERS_SIZE = 12
-"""Bytes that say it: the token that was refused, and the outcome."""
+_RESULT_SIZE = 16
+"""Bytes that say it: the outcome, and what there is to say about it."""
 
 
 class NativeBatch:
@@ -48,14 +47,10 @@ class NativeBatch:
         """
         taken = [native for native in natives if native]
         self.numbers: array[int] = _first(len(taken))
-        if len(taken) < len(natives):
-            self.numbers = array("q", (number for number, native in enumerate(natives) if native))
+        if len(taken) < len(natives) or len(set(taken)) < len(taken):
+            first = {native: number for number, native in reversed([*enumerate(natives)]) if native}
+            self.numbers, taken = array("q", sorted(first.values())), sorted(first, key=first.__getitem__)
         self._natives = array("Q", b"".join(taken))
-        matchers = self._natives[_MATCHER::_NUM_FIELDS].tolist()
-        if len(set(matchers)) < len(matchers):
-            kept = sorted({matcher: index for index, matcher in reversed([*enumerate(matchers)])}.values())
-            self.numbers = array("q", (self.numbers[index] for index in kept))
-            self._natives = array("Q", b"".join(taken[index] for index in kept))
         self.num_nodes: int = len(tree.draft_tokens)
         self._bs = len(tree.cu_nodes) - 1
         # What the addresses below are of, kept as long as this.
@@ -65,15 +60,14 @@ class NativeBatch:
             for part in (tree.cu_nodes, tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling)
         ]
         num = len(self.numbers)
-        self._results = np.empty(num * (_NUMBERS_SIZE + REASON_SIZE), np.uint8)
-        results = address(self._results)
+        self._results = array("q", bytes(_RESULT_SIZE * num))
         self._fields = array(
             "Q",
             (
                 *(num, self.numbers.buffer_info()[0], self._natives.buffer_info()[0]),
                 *map(address, self._trees),
                 *(vocabulary.vocab_size, *self._stop_ids.buffer_info()),
-                *(results, results + 8 * num, results + _NUMBERS_SIZE * num),
+                self._results.buffer_info()[0],
             ),
         )
         self.address: int = self._fields.buffer_info()[0]
@@ -83,25 +77,28 @@ class NativeBatch:
         return [] if len(self.numbers) == self._bs else sorted({*range(self._bs)}.difference(self.numbers))
 
     def failures(self) -> Iterator[tuple[int, RequestError]]:
-        """The requests that failed, by their places in `numbers`, each with its reason."""
-        num = len(self.numbers)
-        outcomes = self._results.data[8 * num : _NUMBERS_SIZE * num].cast("i").tolist()
+        """The requests that failed, by their places in `numbers`, each with its reason; to be asked once."""
+        outcomes = self._results[::2]
         if any(outcomes):
             for index, outcome in enumerate(outcomes):
                 if outcome != _WALKED:
-                    yield index, self._error(index, outcome)
+                    yield index, _error(outcome, self._results[2 * index + 1])
 
-    def _error(self, index: int, outcome: int) -> RequestError:
-        if outcome == _NOTHING_LEGAL:
-            return nothing_legal()
-        num = len(self.numbers)
-        if outcome == _REFUSED:
-            return refuses_its_own(self._results.data[: 8 * num].cast("q")[index])
-        begin = _NUMBERS_SIZE * num + index * REASON_SIZE
-        text = self._results[begin : begin + REASON_SIZE].tobytes()
-        reason = text.split(b"\0", 1)[0].decode(errors="replace")
-        reason = one_line(reason.strip() or "it gave no reason")
-        return MatcherError(f"the grammar backend failed in native code: {reason}")
+
+def _error(outcome: int, what: int) -> RequestError:
+    """What a result means (`Result` in `native/api.cpp`)."""
+    if outcome == _NOTHING_LEGAL:
+        return nothing_legal()
+    if outcome == _REFUSED:
+        return refuses_its_own(what)
+    library = core()
+    assert library is not None
+    text = b"out of memory"
+    if what:
+        text = ctypes.string_at(what)
+        library.specgrammar_text_free(what)
+    reason = one_line(text.decode(errors="replace").strip() or "it gave no reason")
+    return MatcherError(f"the grammar backend failed in native code: {reason}")
 
 
 @lru_cache(maxsize=1024)

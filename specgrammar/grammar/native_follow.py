@@ -47,7 +47,7 @@ class Stuck(NamedTuple):
     is_refused: bool = False
     """None of the draws that are known there is legal."""
     has_row: bool = False
-    """Likewise, and a row of the node was filled."""
+    """Likewise, and a row of the node was filled: its path ends with the node, behind which no token is yet."""
 
 
 class Followed(NamedTuple):

@@ -4,6 +4,8 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <new>
@@ -32,6 +34,12 @@ struct Native {
   uint64_t grammar; /* matchers with the same number read the same compiled grammar */
 };
 
+/* How a request ended. */
+struct Result {
+  int64_t outcome;
+  int64_t what; /* the token that its matcher refused, or where the text lies that says why it failed (0 if nowhere) */
+};
+
 /* What every call on a batch is about: which requests it has, how their grammars are moved, their trees and vocabulary,
    and where it tells how each ended. Python writes it as one array of 64-bit numbers (see `native_batch.py`). */
 struct Batch {
@@ -40,16 +48,12 @@ struct Batch {
   const Native* natives;
   const int64_t* cu_nodes; /* of the whole batch, like the rest */
   Trees trees;
-  int64_t* refused; /* the token that a request's matcher refused */
-  int32_t* outcomes;
-  char* reasons; /* kReasonSize bytes each: why it failed */
+  Result* results;
 
   Request operator[](int64_t i) const {
     const int64_t first = cu_nodes[numbers[i]];
     return {natives[i].calls, natives[i].matcher, first, cu_nodes[numbers[i] + 1] - first};
   }
-
-  char* reason(int64_t i) const { return reasons + i * specgrammar::kReasonSize; }
 
   /* Those of one grammar behind the first of them, so that what a fill reads is in the caches. */
   std::vector<int64_t> by_grammar() const {
@@ -120,16 +124,18 @@ void for_each(const Batch& batch, void* pool, int32_t num_threads, const Work& w
   }
 }
 
-/* Note how request i ends, which `work` returns; one that there is no memory for has failed. */
+/* Note how a request ends, which `work` returns; one that there is no memory for has failed. */
 template <typename Work>
-bool ends_well(const Batch& batch, int64_t i, const Work& work) {
+bool ends_well(Result& result, const Work& work) {
+  char reason[specgrammar::kReasonSize];
   try {
-    batch.outcomes[i] = work();
+    result.outcome = work(reason, result.what);
   } catch (const std::bad_alloc&) {
-    std::snprintf(batch.reason(i), specgrammar::kReasonSize, "out of memory");
-    batch.outcomes[i] = specgrammar::kFailed;
+    std::snprintf(reason, sizeof reason, "out of memory");
+    result.outcome = specgrammar::kFailed;
   }
-  return batch.outcomes[i] == specgrammar::kWalked;
+  if (result.outcome == specgrammar::kFailed) result.what = reinterpret_cast<int64_t>(strdup(reason));
+  return result.outcome == specgrammar::kWalked;
 }
 
 }  // namespace
@@ -163,6 +169,9 @@ void specgrammar_pool_wake(void* pool, int32_t num_threads) {
 /* A call will want threads in a moment. */
 void specgrammar_pool_rouse(void* pool, int32_t num_threads) { static_cast<Pool*>(pool)->rouse(num_threads); }
 
+/* A text of a `Result` was read. */
+void specgrammar_text_free(char* text) { std::free(text); }
+
 /* Walk some requests of a batch, on some threads of a pool; returns the number of the row behind the last one handed
    out.
 
@@ -173,8 +182,10 @@ int64_t specgrammar_walk(const Batch* batch, void* pool, int32_t num_threads, in
   std::atomic<bool> all_well{true};
   for_each(*batch, pool, num_threads, [&](int64_t i) {
     const Request request = (*batch)[i];
-    const auto work = [&] { return walk(request, batch->trees, rows, batch->reason(i), batch->refused + i); };
-    if (ends_well(*batch, i, work)) return;
+    const auto work = [&](char* reason, int64_t& refused) {
+      return walk(request, batch->trees, rows, reason, refused);
+    };
+    if (ends_well(batch->results[i], work)) return;
     all_well.store(false, std::memory_order_relaxed);
     std::fill_n(status + request.first, request.num_nodes, specgrammar::kPadding);
     if (dense) std::fill_n(words + request.first * num_words, request.num_nodes * num_words, -1);
@@ -203,8 +214,10 @@ int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, 
   for_each(*batch, pool, num_threads, [&](int64_t i) {
     specgrammar::Path path(paths + batch->numbers[i] * size, size);
     path.begin();
-    const auto work = [&] { return follow((*batch)[i], batch->trees, draws, rows, path, batch->reason(i)); };
-    if (!ends_well(*batch, i, work)) path.begin();
+    const auto work = [&](char* reason, int64_t&) {
+      return follow((*batch)[i], batch->trees, draws, rows, path, reason);
+    };
+    if (!ends_well(batch->results[i], work)) path.begin();
   });
   return rows.num_rows.load();
 }

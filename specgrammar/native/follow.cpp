@@ -37,6 +37,7 @@ class Follower {
         case kFailedToMove:
           return kFailed;
         case kStuck:
+          if (why_ == kHasRow) path_.add(node, -1);
           path_.stop(node, why_);
           return kWalked;
         case kEnd:

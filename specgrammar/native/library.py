@@ -13,8 +13,6 @@ _VERSION = 7
 """`SPECGRAMMAR_NATIVE_VERSION`: raised whenever a signature changes."""
 SWITCH = "SPECGRAMMAR_NATIVE"
 """Environment variable: `0` walks grammars by Python although native libraries are there."""
-REASON_SIZE = 400
-"""Bytes of the text that says why a request's walk failed (`kReasonSize`)."""
 
 _POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _BATCH = [_POINTER, _POINTER, _INT32]  # and the threads for it
@@ -24,6 +22,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "specgrammar_pool_free": (None, [_POINTER]),
     "specgrammar_pool_wake": (None, [_POINTER, _INT32]),
     "specgrammar_pool_rouse": (None, [_POINTER, _INT32]),
+    "specgrammar_text_free": (None, [_POINTER]),
     "specgrammar_walk": (
         _INT64,
         [

@@ -151,13 +151,13 @@ void ask_reason(const Request& request, char* reason) {
   request.calls->reason(request.calls, request.matcher, reason, kReasonSize);
 }
 
-Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t* token) {
+Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t& refused) {
   thread_local std::vector<Step> path;
   path.clear();
   path.reserve(static_cast<size_t>(request.num_nodes));  // while the matcher is as it was found: there may be no memory
   Walk walk(request, trees, rows, path, reason);
   const Outcome outcome = walk.run();
-  *token = walk.token;
+  refused = walk.token;
   return outcome;
 }
 

@@ -72,8 +72,9 @@ bool has_rows_of(const Request& request, const Trees& trees, int64_t num_words, 
 /* Why a call failed: what the backend says goes to `reason` (kReasonSize bytes), empty if that is nothing. */
 void ask_reason(const Request& request, char* reason);
 
-/* Walk one request; the matcher is left as it was found. `reason` (kReasonSize bytes) says why it failed.
+/* Walk one request; the matcher is left as it was found. `reason` (kReasonSize bytes) says why it failed, `refused`
+   which token its matcher refused.
    Throws std::bad_alloc before it moves. */
-Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t* token);
+Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t& refused);
 
 }  // namespace specgrammar

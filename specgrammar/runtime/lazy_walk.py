@@ -99,7 +99,7 @@ class LazyWalk:
 
     def run(self) -> None:
         """Walk until every path has ended."""
-        paths, followed = self._paths, self._follow_natively()
+        followed = self._follow_natively()
         self._write_status(followed.others)
         for request in followed.others:
             root = self._paths.roots[request]
@@ -107,13 +107,12 @@ class LazyWalk:
                 self._walk(request, root, False)
         for request, node, is_refused, has_row in followed.stuck:
             if has_row:
-                paths.extend(request, [node], [_NO_TOKEN])
                 self._refused.append(request)
             else:
                 self._walk(request, node, is_refused)
         for request, token in zip(self._refused, self._draw_again(self._refused), strict=True):
-            paths.choose(request, token)
-            self.num_cut += self._child(request, paths.last(request), token) >= 0
+            self._paths.choose(request, token)
+            self.num_cut += self._child(request, self._paths.last(request), token) >= 0
 
     def _follow_natively(self) -> Followed:
         """Walk as far as native code can, which writes statuses as well."""
@@ -264,7 +263,7 @@ class LazyWalk:
         """Tokens, first children and next siblings, of which single ones are read faster than of arrays."""
         tree = self._tree
         links = tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling
-        return tuple(np.ascontiguousarray(part).data for part in links)
+        return tuple(part.data for part in links)
 
     def _logprobs(self, longest: int) -> NDArray[np.float32]:
         paths = self._paths

@@ -134,7 +134,7 @@ class HostTree:
     @property
     def num_nodes(self) -> int:
         """Number of nodes of all requests, padding included."""
-        return int(self.cu_nodes[-1])
+        return len(self.draft_tokens)
 
     @cached_property
     def width(self) -> int:

@@ -365,7 +365,9 @@ def test_what_is_refused_gets_a_row_for_another_draw() -> None:
     assert sorted(rows.owners[:2].tolist()) == [0, 4]
     assert rows.bitmask[:2].tolist() == [row_of(matcher("xgrammar", spec))] * 2
     assert followed.stuck == [Stuck(0, 0, has_row=True), Stuck(2, 3), Stuck(3, 4, has_row=True)]
-    assert paths.lengths.tolist() == [0, 1, 0, 0]
+    assert paths.lengths.tolist() == [1, 1, 0, 1], "with the nodes that have rows"
+    assert paths.bonus.tolist() == [-1, best[1, 0], -1, -1]
+    assert paths.num_moved.tolist() == [0, 1, 0, 0]
 
 
 def test_what_is_refused_is_drawn_again_from_the_hosts_logits() -> None:
