@@ -11,6 +11,7 @@ the document with `LEAVES`, and it would rather have written something illegal, 
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from benchmarks.columns import WARM_UP_STEPS, Settled
 from benchmarks.grammars import Grammars
 from benchmarks.scenes import Scene
 from specgrammar.grammar.bitmask import BitmaskRing
-from specgrammar.grammar.native_follow import Draws
+from specgrammar.grammar.draws import Draws, short_id_dtype
 from specgrammar.grammar.staging import Resolved
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.spec import DecodeBatch, RequestView
@@ -55,7 +56,9 @@ class SeparateMemory(InlineDevice):
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copy now, by this thread alone: torch would wake its own for it, which no copy engine does."""
-        np.copyto(destination.numpy(), source.numpy())
+        assert destination.is_contiguous()
+        assert source.is_contiguous()
+        ctypes.memmove(destination.data_ptr(), source.data_ptr(), source.nbytes)
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,13 @@ class Drawn:
 
 
 def reads_back(best: torch.Tensor) -> type[LazyWalk]:
-    """A walk that copies what the device drew, int32 `[num_nodes, NUM_BEST]`, instead of drawing."""
+    """A walk that copies what the device drew, ids `[num_nodes, NUM_BEST]`, instead of drawing."""
     num_sure = torch.full((len(best),), best.shape[1] - 1, dtype=torch.int32)
 
     class ReadsBack(LazyWalk):
         def draw_at_once(self, tree: HostTree) -> Draws:
             assert tree.num_nodes == len(best)
-            on_host, num_on_host = self._readback.read(best, num_sure)
-            return Draws(on_host, num_on_host)
+            return Draws(*self._readback.read(best, num_sure))
 
     return ReadsBack
 
@@ -124,7 +126,7 @@ class Lazy:
         ring = BitmaskRing(device, vocabulary.num_words, num_slots=1)
         workers = Settled.like(self.workers)
         parts = MaskParts(Ledger(), ring, device, vocabulary, workers, "target_only", Trace())
-        best = torch.from_numpy(best_tokens(scene, grammars, self.backend, leaves_with).astype(np.int32))
+        best = torch.from_numpy(best_tokens(scene, grammars, self.backend, leaves_with))
         logits = torch.zeros((scene.tree.num_nodes, vocabulary.vocab_size))
         step = LaunchedStep(
             batch_of(scene),
@@ -135,7 +137,7 @@ class Lazy:
             want_logprobs=False,
             launched_at=0.0,
         )
-        masking = LazyMasking(parts, reads_back(best))
+        masking = LazyMasking(parts, reads_back(best.to(short_id_dtype(vocabulary.vocab_size))))
 
         def run(see: Callable[[tuple[int, ...]], None] | None = None) -> float:
             begin = time.perf_counter()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specgrammar.grammar.draws import Draws
 from specgrammar.grammar.native_batch import NativeBatch, address
 from specgrammar.grammar.native_walk import check_rows
 from specgrammar.grammar.rows import MaskRows
@@ -22,19 +23,6 @@ if TYPE_CHECKING:
 
 _REFUSED, _HAS_ROW = 1, 2
 """Why a walk is stuck; see `native/follow.h`."""
-
-
-class Draws(NamedTuple):
-    """What the target drew at every node of a batch."""
-
-    best: NDArray[np.int32]
-    """`[num_nodes, num_best]`, C-contiguous: the draw, -1 for none, and behind it what would be drawn if those
-    before were forbidden."""
-    num_sure: NDArray[np.int32]
-    """`[num_nodes]`: how many of `best` come in this order for certain. The draw holds in any case."""
-    logits: torch.Tensor | None = None
-    """What greedy draws were made from, `[num_nodes, columns]` with padded columns at -inf, where
-    `can_draw_on_cpu`. Then whatever is refused is drawn again from them, not from `best`."""
 
 
 class Stuck(NamedTuple):
@@ -103,7 +91,7 @@ def follow_natively(
         return Followed(others, [])
     rows = None if take_rows is None else take_rows()
     arguments = [
-        *(address(draws.best), draws.best.shape[1], address(draws.num_sure)),
+        *(address(draws.best), draws.best.itemsize, draws.best.shape[1], address(draws.num_sure)),
         *_logits(draws.logits, vocabulary.vocab_size),
         *_rows(rows, len(numbers)),
         *(address(paths.records), paths.records.shape[1], address(status)),

@@ -201,15 +201,15 @@ int64_t specgrammar_walk(const Batch* batch, void* pool, int32_t num_threads, in
 
 /* Move the matchers of some requests along what the target drew; returns how many rows are drawn from.
 
-   best, num_sure, logits: by flat index of the whole batch; see `Draws` and `follow`.
+   best, id_size, num_sure, logits: by flat index of the whole batch; see `Draws` and `follow`.
    words, owners: rows for one node of each request that is drawn from elsewhere, and which node that is; may be null.
    paths: for each request of the batch a record of `size` numbers (see `Path`); the path of one that fails is empty.
    status: of each node, as far as the grammar need not be asked. */
-int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, const int32_t* best, int64_t num_best,
-                           const int32_t* num_sure, const float* logits, int64_t stride, int64_t num_columns,
-                           int32_t* words, int64_t num_words, int32_t* owners, int64_t* paths, int64_t size,
+int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, const void* best, int64_t id_size,
+                           int64_t num_best, const int32_t* num_sure, const float* logits, int64_t stride,
+                           int64_t num_columns, int32_t* words, int64_t num_words, int32_t* owners, int64_t* paths, int64_t size,
                            int8_t* status) {
-  const specgrammar::Draws draws{best, num_best, num_sure, logits, stride, num_columns};
+  const specgrammar::Draws draws{best, id_size, num_best, num_sure, logits, stride, num_columns};
   Rows rows{words, num_words, owners, status, {0}, false};
   for_each(*batch, pool, num_threads, [&](int64_t i) {
     specgrammar::Path path(paths + batch->numbers[i] * size, size);

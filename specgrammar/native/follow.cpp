@@ -55,7 +55,7 @@ class Follower {
  private:
   Choice choose(int64_t node) {
     const int64_t index = request_.first + node;
-    const int64_t drawn = draws_.best[index * draws_.num_best];
+    const int64_t drawn = draws_.token(index, 0);
     if (drawn < 0) return stuck(kUnknown);
     if (is_text(drawn)) {
       if (const int32_t moved = accept(drawn)) return moved < 0 ? kFailedToMove : kMoved;
@@ -84,9 +84,8 @@ class Follower {
       if (token >= 0) rows_.num_rows.fetch_add(1, std::memory_order_relaxed);
       return token;
     }
-    const int32_t* best = draws_.best + index * draws_.num_best;
     for (int64_t rank = 0; rank < std::max(draws_.num_sure[index], 1); ++rank) {
-      if (trees_.is_legal(best[rank], row_.data())) return best[rank];
+      if (const int64_t token = draws_.token(index, rank); trees_.is_legal(token, row_.data())) return token;
     }
     return -1;
   }

@@ -11,12 +11,20 @@ namespace specgrammar {
 
 /* What the target drew at every node, by flat index. */
 struct Draws {
-  const int32_t* best;     /* [nodes, num_best]: what was drawn, -1 for nothing, and the next best behind it */
+  const void* best;        /* [nodes, num_best]: what was drawn, -1 for nothing, and the next best behind it */
+  int64_t id_size;         /* of these: 4 bytes, or 2 without a sign, of which the largest stands for -1 */
   int64_t num_best;        /* at least 1 */
   const int32_t* num_sure; /* how many of them come in this order for certain; the draw holds in any case */
   const float* logits;     /* [nodes, stride]: what all of it was drawn from greedily; null where that is elsewhere */
   int64_t stride;
   int64_t num_columns;     /* of the logits, padding not counted */
+
+  int64_t token(int64_t index, int64_t rank) const {
+    const int64_t place = index * num_best + rank;
+    if (id_size != sizeof(uint16_t)) return static_cast<const int32_t*>(best)[place];
+    const uint16_t id = static_cast<const uint16_t*>(best)[place];
+    return id == UINT16_MAX ? -1 : id;
+  }
 };
 
 /* Why somebody else has to go on at a node; `native_follow.py` has the same numbers. */

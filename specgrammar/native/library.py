@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specgrammar.errors import ConfigError
 
-_VERSION = 7
+_VERSION = 8
 """`SPECGRAMMAR_NATIVE_VERSION`: raised whenever a signature changes."""
 SWITCH = "SPECGRAMMAR_NATIVE"
 """Environment variable: `0` walks grammars by Python although native libraries are there."""
@@ -34,7 +34,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         _INT64,
         [
             *_BATCH,
-            *(_POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT64),  # the draws
+            *(_POINTER, _INT64, _INT64, _POINTER, _POINTER, _INT64, _INT64),  # the draws
             *(_POINTER, _INT64, _POINTER),  # rows for others
             *(_POINTER, _INT64, _POINTER),  # the paths, and statuses
         ],

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Of this table, and of what Python calls in the libraries that come with it. */
-#define SPECGRAMMAR_NATIVE_VERSION 7
+#define SPECGRAMMAR_NATIVE_VERSION 8
 
 #ifdef __cplusplus
 extern "C" {

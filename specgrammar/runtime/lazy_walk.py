@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from specgrammar.grammar.draw_on_cpu import can_draw_on_cpu
-from specgrammar.grammar.native_follow import Draws, Followed, follow_natively
+from specgrammar.grammar.draws import Draws, short_id_dtype
+from specgrammar.grammar.native_follow import Followed, follow_natively
 from specgrammar.grammar.session import GrammarSession, refuses
 from specgrammar.protocols.grammar import NodeStatus
 from specgrammar.protocols.target import AcceptedPaths
@@ -88,8 +89,8 @@ class LazyWalk:
         num_tokens = np.array([request.num_tokens for request in self._step.batch.requests], np.int64)
         positions = num_tokens[request] + tree.depths()
         best, num_sure = top_tokens(self._logits, table, positions, NUM_BEST)
-        on_host, num_on_host = self._readback.read(best.to(torch.int32), num_sure.to(torch.int32))
-        draws = Draws(on_host, num_on_host)
+        ids = best.to(short_id_dtype(self._logits.shape[1]))
+        draws = Draws(*self._readback.read(ids, num_sure.to(torch.int32)))
         others = np.flatnonzero((draws.num_sure == 0) | ~np.array(self._guarded)[request])
         if others.size:
             rows = rows_of(self._logits, others)
@@ -185,20 +186,19 @@ class LazyWalk:
         """
         if self._draws is None:
             return [node], self._draw([request], [node], [int(self._paths.lengths[request])])
-        drawn = self._draws.best.data
+        nodes, tokens = [node], [self._draws.drawn(node)]
         if self._step.want_logprobs:
-            return [node], [drawn[node, 0]]
-        nodes = [node]
-        while (child := self._child(request, node, drawn[node, 0])) >= 0 and self._status[child] != _ENDED:
-            node = child
-            nodes.append(node)
-        return nodes, [drawn[node, 0] for node in nodes]
+            return nodes, tokens
+        while (child := self._child(request, nodes[-1], tokens[-1])) >= 0 and self._status[child] != _ENDED:
+            nodes.append(child)
+            tokens.append(self._draws.drawn(child))
+        return nodes, tokens
 
     def _second_choice(self, request: int, node: int, is_refused: bool) -> int:
         """The masked draw at the last node, whose first draw is illegal; -1 if there is none, or not yet."""
         session = self._step.sessions[request]
         if self._draws is not None and not is_refused:
-            best: list[int] = self._draws.best[node, 1 : self._draws.num_sure[node]].tolist()
+            best = self._draws.next_best(node)
             if (index := session.follow_first(best)) >= 0:
                 return best[index]
         if session.finish is not None:

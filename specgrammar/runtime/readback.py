@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import accumulate
+from typing import Any
+
 import torch
 from numpy.typing import NDArray
 
 from specgrammar.protocols.staging import Device
+
+_ALIGNMENT = 8
+"""Bytes: each result begins at a multiple of them."""
 
 
 class Readback:
@@ -23,31 +28,34 @@ class Readback:
             device: where results are.
         """
         self._device = device
-        self._memory = torch.empty(0, dtype=torch.int32)
-        self._shapes: list[torch.Size] = []
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._kinds: list[tuple[torch.Size, torch.dtype]] = []
         self._copies: list[torch.Tensor] = []
-        self._on_host: tuple[NDArray[np.int32], ...] = ()
+        self._on_host: tuple[NDArray[Any], ...] = ()
 
-    def read(self, *results: torch.Tensor) -> tuple[NDArray[np.int32], ...]:
+    def read(self, *results: torch.Tensor) -> tuple[NDArray[Any], ...]:
         """Results on the host, until others are read; waits for the device once.
 
         Args:
-            results: int32, of any shapes.
+            results: of any shapes and dtypes that NumPy has, which the arrays have as well.
         """
-        shapes = [result.shape for result in results]
-        if shapes != self._shapes:
-            self._lay_out(shapes)
+        kinds = [(result.shape, result.dtype) for result in results]
+        if kinds != self._kinds:
+            self._lay_out(kinds)
         for copy, result in zip(self._copies, results, strict=True):
             self._device.copy(copy, result)
         self._device.record().wait()
         return self._on_host
 
-    def _lay_out(self, shapes: list[torch.Size]) -> None:
+    def _lay_out(self, kinds: list[tuple[torch.Size, torch.dtype]]) -> None:
         """Parts of the memory for such results. Steps often have the same, and making parts takes time."""
-        sizes = [shape.numel() for shape in shapes]
-        if sum(sizes) > self._memory.numel():
-            self._memory = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=self._device.can_pin)
-        parts = torch.split(self._memory[: sum(sizes)], sizes)
-        self._copies = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        sizes = [shape.numel() * dtype.itemsize for shape, dtype in kinds]
+        ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
+        if ends and ends[-1] > self._memory.numel():
+            self._memory = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=self._device.can_pin)
+        self._copies = [
+            self._memory[begin : begin + size].view(dtype).view(shape)
+            for begin, size, (shape, dtype) in zip([0, *ends], sizes, kinds, strict=False)
+        ]
         self._on_host = tuple(copy.numpy() for copy in self._copies)
-        self._shapes = shapes
+        self._kinds = kinds

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
-from specgrammar.grammar.native_follow import Draws, Stuck, follow_natively
+from specgrammar.grammar.draws import Draws
+from specgrammar.grammar.native_follow import Stuck, follow_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
