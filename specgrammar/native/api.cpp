@@ -21,11 +21,15 @@
 using specgrammar::Outcome;
 using specgrammar::Pool;
 using specgrammar::Request;
+using specgrammar::RowTaker;
 using specgrammar::Rows;
 using specgrammar::Trees;
 using specgrammar::best_legal;
 
 namespace {
+
+/* A thread of several takes so many: their owners fill a line of the caches. */
+constexpr int64_t kRowsAtOnce = 16;
 
 /* What Python gives of a request's matcher. */
 struct Native {
@@ -105,9 +109,9 @@ class Shares {
   std::array<Part, specgrammar::kMostThreads> parts_;
 };
 
-/* Call `work` for each request, on as many threads of the pool as asked. */
-template <typename Work>
-void for_each(const Batch& batch, void* pool, int32_t num_threads, const Work& work) {
+/* Call `work` for each request, on as many threads of the pool as asked; it is also given what its thread has made. */
+template <typename Make, typename Work>
+void for_each(const Batch& batch, void* pool, int32_t num_threads, const Make& make, const Work& work) {
   std::vector<int64_t> order;
   try {
     order = batch.by_grammar();
@@ -115,7 +119,8 @@ void for_each(const Batch& batch, void* pool, int32_t num_threads, const Work& w
   }
   Shares shares(batch.count, pool ? num_threads : 1);
   const auto take = [&] {
-    shares.take([&](int64_t place) { work(order.empty() ? place : order[static_cast<size_t>(place)]); });
+    auto made = make();
+    shares.take([&](int64_t place) { work(made, order.empty() ? place : order[static_cast<size_t>(place)]); });
   };
   if (pool && num_threads > 1) {
     static_cast<Pool*>(pool)->run(num_threads, std::ref(take));  // refers to it: needs no memory
@@ -180,10 +185,11 @@ int64_t specgrammar_walk(const Batch* batch, void* pool, int32_t num_threads, in
                          int32_t* owners, int8_t* status, int64_t first_row, int32_t dense) {
   Rows rows{words, num_words, owners, status, {first_row}, dense != 0};
   std::atomic<bool> all_well{true};
-  for_each(*batch, pool, num_threads, [&](int64_t i) {
+  const auto make_taker = [&] { return RowTaker(rows, pool && num_threads > 1 ? kRowsAtOnce : 1); };
+  for_each(*batch, pool, num_threads, make_taker, [&](RowTaker& taker, int64_t i) {
     const Request request = (*batch)[i];
     const auto work = [&](char* reason, int64_t& refused) {
-      return walk(request, batch->trees, rows, reason, refused);
+      return walk(request, batch->trees, rows, taker, reason, refused);
     };
     if (ends_well(batch->results[i], work)) return;
     all_well.store(false, std::memory_order_relaxed);
@@ -211,7 +217,7 @@ int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, 
                            int8_t* status) {
   const specgrammar::Draws draws{best, id_size, num_best, num_sure, logits, stride, num_columns};
   Rows rows{words, num_words, owners, status, {0}, false};
-  for_each(*batch, pool, num_threads, [&](int64_t i) {
+  for_each(*batch, pool, num_threads, [] { return 0; }, [&](int, int64_t i) {
     specgrammar::Path path(paths + batch->numbers[i] * size, size);
     path.begin();
     const auto work = [&](char* reason, int64_t&) {

@@ -17,10 +17,11 @@ struct Step {
 
 class Walk {
  public:
-  Walk(const Request& request, const Trees& trees, Rows& rows, std::vector<Step>& path, char* reason)
+  Walk(const Request& request, const Trees& trees, Rows& rows, RowTaker& taker, std::vector<Step>& path, char* reason)
       : request_(request),
         trees_(trees),
         rows_(rows),
+        taker_(taker),
         tokens_(trees.draft_tokens + request.first),
         next_token_(trees.next_token + request.first),
         next_sibling_(trees.next_sibling + request.first),
@@ -88,8 +89,7 @@ class Walk {
 
   bool fill(int64_t node) {
     const int64_t index = request_.first + node;
-    const int64_t row = rows_.dense ? index : rows_.num_rows.fetch_add(1, std::memory_order_relaxed);
-    if (!rows_.dense) rows_.owners[row] = static_cast<int32_t>(index);
+    const int64_t row = rows_.dense ? index : taker_.take(index);
     int32_t* words = rows_.words + row * rows_.num_words;
     row_ = words;
     row_number_ = row;
@@ -124,6 +124,7 @@ class Walk {
   const Request& request_;
   const Trees& trees_;
   Rows& rows_;
+  RowTaker& taker_;
   const int64_t* tokens_;
   const int64_t* next_token_;
   const int64_t* next_sibling_;
@@ -151,11 +152,12 @@ void ask_reason(const Request& request, char* reason) {
   request.calls->reason(request.calls, request.matcher, reason, kReasonSize);
 }
 
-Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t& refused) {
+Outcome walk(const Request& request, const Trees& trees, Rows& rows, RowTaker& taker, char* reason, int64_t& refused) {
   thread_local std::vector<Step> path;
   path.clear();
   path.reserve(static_cast<size_t>(request.num_nodes));  // while the matcher is as it was found: there may be no memory
-  Walk walk(request, trees, rows, path, reason);
+  taker.expect(request.num_nodes);
+  Walk walk(request, trees, rows, taker, path, reason);
   const Outcome outcome = walk.run();
   refused = walk.token;
   return outcome;

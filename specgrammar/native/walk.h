@@ -65,6 +65,42 @@ struct Rows {
   bool dense;
 };
 
+/* Hands out compact rows to one thread, a few at a time: with each by itself, threads would wait for each other's counts
+   and owners. What is left over in the end belongs to nobody. */
+class RowTaker {
+ public:
+  RowTaker(Rows& rows, int64_t num_at_once) : rows_(rows), num_at_once_(num_at_once) {}
+  RowTaker(const RowTaker&) = delete;
+  RowTaker& operator=(const RowTaker&) = delete;
+
+  ~RowTaker() {
+    std::fill(rows_.owners + next_, rows_.owners + end_, -1);
+    int64_t behind = end_;
+    rows_.num_rows.compare_exchange_strong(behind, next_);  // unless another thread has the next ones
+  }
+
+  /* A request comes that takes a row for each node at most: only so many are reserved, and there are always enough. */
+  void expect(int64_t num_nodes) { num_expected_ += num_nodes; }
+
+  int64_t take(int64_t node) {
+    if (next_ == end_) {
+      const int64_t num = std::min(num_at_once_, num_expected_);
+      next_ = rows_.num_rows.fetch_add(num, std::memory_order_relaxed);
+      end_ = next_ + num;
+      num_expected_ -= num;
+    }
+    rows_.owners[next_] = static_cast<int32_t>(node);
+    return next_++;
+  }
+
+ private:
+  Rows& rows_;
+  int64_t num_at_once_;
+  int64_t num_expected_ = 0;  // of which none is reserved yet
+  int64_t next_ = 0;
+  int64_t end_ = 0;
+};
+
 /* Whether a matcher's rows are as long as those of the step, and these are long enough for the vocabulary; else
    `reason` (kReasonSize bytes) says so. */
 bool has_rows_of(const Request& request, const Trees& trees, int64_t num_words, char* reason);
@@ -75,6 +111,6 @@ void ask_reason(const Request& request, char* reason);
 /* Walk one request; the matcher is left as it was found. `reason` (kReasonSize bytes) says why it failed, `refused`
    which token its matcher refused.
    Throws std::bad_alloc before it moves. */
-Outcome walk(const Request& request, const Trees& trees, Rows& rows, char* reason, int64_t& refused);
+Outcome walk(const Request& request, const Trees& trees, Rows& rows, RowTaker& taker, char* reason, int64_t& refused);
 
 }  // namespace specgrammar
