@@ -83,7 +83,8 @@ def reads_back(best: torch.Tensor) -> type[LazyWalk]:
     class ReadsBack(LazyWalk):
         def draw_at_once(self, tree: HostTree) -> Draws:
             assert tree.num_nodes == len(best)
-            return Draws(*self._readback.read(best, num_sure))
+            on_host, num_on_host = self._readback.read(best, num_sure)
+            return Draws(on_host, num_on_host)
 
     return ReadsBack
 

@@ -7,7 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from specgrammar.errors import ConfigError, SpecGrammarError
-from specgrammar.protocols.staging import Device, Event
+from specgrammar.protocols.staging import Device, Event, SlotTensors
+
+_FEW_ROWS = 16
+"""Tensors of so many are kept: second draws want them in each step, and a slice takes longer than a copy."""
 
 
 class RingSlot:
@@ -28,10 +31,8 @@ class RingSlot:
         """
         rows, device_rows = self._memory(num_rows, self._num_words)
         owners, device_owners = self._memory(num_rows)
-        self.host_rows: torch.Tensor = rows
-        self.device_rows: torch.Tensor = device_rows
-        self.host_owners: torch.Tensor = owners
-        self.device_owners: torch.Tensor = device_owners
+        self._tensors = SlotTensors(rows, device_rows, owners, device_owners)
+        self._few: dict[int, SlotTensors] = {}
         self.rows: NDArray[np.int32] = rows.numpy()
         self.owners: NDArray[np.int32] = owners.numpy()
 
@@ -44,6 +45,15 @@ class RingSlot:
         if self._device.shares_host_memory:
             return host, host
         return host, torch.empty_like(host, device=self._device.torch_device)
+
+    def tensors(self, num_rows: int) -> SlotTensors:
+        """The first rows and owners, see `BitmaskSlot`."""
+        if (few := self._few.get(num_rows)) is not None:
+            return few
+        made = SlotTensors._make(whole[:num_rows] for whole in self._tensors)
+        if num_rows <= _FEW_ROWS:
+            self._few[num_rows] = made
+        return made
 
     def ready(self) -> bool:
         """Whether nothing reads this memory any more; never blocks."""

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from array import array
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from specgrammar.grammar.native_batch import address
 from specgrammar.native.library import core
 
 
@@ -21,15 +18,13 @@ def can_draw_on_cpu(logits: torch.Tensor) -> bool:
     return core() is not None and logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1
 
 
-def draw_on_cpu(
-    logits: torch.Tensor, rows: NDArray[np.int32], owners: NDArray[np.int32], columns: int
-) -> list[int]:
+def draw_on_cpu(logits: torch.Tensor, rows: torch.Tensor, owners: torch.Tensor, columns: int) -> list[int]:
     """The argmax of what each row allows: what `sample_tokens` draws greedily from masked logits.
 
     Args:
         logits: `[num_nodes, >= columns]` for which `can_draw_on_cpu`.
-        rows: C-contiguous int32 `[num_rows, num_words]`.
-        owners: C-contiguous int32 `[num_rows]`, the logits row of each, -1 for a row that nobody uses.
+        rows: contiguous int32 `[num_rows, num_words]` on the CPU.
+        owners: contiguous int32 `[num_rows]` on the CPU, the logits row of each, -1 for a row that nobody uses.
         columns: tokens that the rows speak of; others are not drawn.
 
     Returns:
@@ -40,7 +35,7 @@ def draw_on_cpu(
     assert library is not None
     tokens = array("q", bytes(8 * len(rows)))
     library.specgrammar_draw(
-        *(len(rows), address(rows), rows.shape[1], address(owners)),
+        *(len(rows), rows.data_ptr(), rows.shape[1], owners.data_ptr()),
         *(logits.data_ptr(), logits.stride(0), columns, tokens.buffer_info()[0]),
     )
     return tokens.tolist()

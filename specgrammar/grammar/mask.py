@@ -66,12 +66,13 @@ class GrammarMask:
         The mask keeps its memory until `apply` or `discard`: the copy reads the host's, `apply` the device's.
         A device that shares host memory gets no copy.
         """
-        slot, num_rows = self._held_slot(), self.num_rows
+        slot = self._held_slot()
         if self._uploaded is not None:
             raise SpecGrammarError("upload twice: a mask belongs to one step")
-        if num_rows and not self._device.shares_host_memory:
-            self._device.copy(slot.device_rows[:num_rows], slot.host_rows[:num_rows])
-            self._device.copy(slot.device_owners[:num_rows], slot.host_owners[:num_rows])
+        if self.num_rows and not self._device.shares_host_memory:
+            tensors = slot.tensors(self.num_rows)
+            self._device.copy(tensors.device_rows, tensors.host_rows)
+            self._device.copy(tensors.device_owners, tensors.host_owners)
         self._uploaded = self._device.record()
 
     def apply(self, logits: torch.Tensor) -> None:
@@ -104,7 +105,7 @@ class GrammarMask:
             The token of each node, -1 where nothing may be drawn (see `draw_on_cpu`).
         """
         rows, owners = self._uploaded_for(logits)
-        tokens = draw_on_cpu(logits, rows.numpy(), owners.numpy(), min(logits.shape[1], self.vocab_size))
+        tokens = draw_on_cpu(logits, rows, owners, min(logits.shape[1], self.vocab_size))
         drawn = dict(zip(owners.tolist(), tokens, strict=True))
         self.discard()
         return drawn
@@ -123,7 +124,8 @@ class GrammarMask:
         check_logits(logits, len(self.status))
         if logits.is_cpu:
             self._uploaded.wait()  # the host reads them here, and the host is in no stream's order
-        return slot.device_rows[: self.num_rows], slot.device_owners[: self.num_rows]
+        tensors = slot.tensors(self.num_rows)
+        return tensors.device_rows, tensors.device_owners
 
     def _held_slot(self) -> BitmaskSlot:
         if self._slot is None:

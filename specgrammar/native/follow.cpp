@@ -9,6 +9,10 @@ namespace specgrammar {
 
 namespace {
 
+/* Draws that are tried before a row is filled, which costs as much as a few refusals. Where a greedy draw of
+   SmolLM2-135M-Instruct is illegal the next best is legal in 3 of 10 cases, and where it is not the two behind it in 1. */
+constexpr int64_t kMostTried = 2;
+
 /* What a choice at a node comes to. */
 enum Choice { kMoved, kEnd, kStuck, kFailedToMove };
 
@@ -55,17 +59,17 @@ class Follower {
  private:
   Choice choose(int64_t node) {
     const int64_t index = request_.first + node;
-    const int64_t drawn = draws_.token(index, 0);
-    if (drawn < 0) return stuck(kUnknown);
-    if (is_text(drawn)) {
-      if (const int32_t moved = accept(drawn)) return moved < 0 ? kFailedToMove : kMoved;
-      if (!draws_.logits && !rows_.words && draws_.num_sure[index] < 2) return stuck(kRefusedAll);
+    if (draws_.token(index, 0) < 0) return stuck(kUnknown);
+    const int64_t num_known = draws_.logits ? 1 : std::max(draws_.num_sure[index], 1);
+    const int64_t num_tried = std::min(num_known, kMostTried);
+    for (int64_t rank = 0; rank < num_tried && is_text(draws_.token(index, rank)); ++rank) {
+      if (const int32_t moved = accept(draws_.token(index, rank))) return moved < 0 ? kFailedToMove : kMoved;
+      if (rank + 1 == num_known && !draws_.logits && !rows_.words) return stuck(kRefusedAll);
     }
     return choose_by_row(index);
   }
 
-  /* The best token that is legal. A row costs as much as a few refusals, and tells all of them; what ends a sequence it
-     tells alone. */
+  /* The best token that is legal. A row tells all of them, and it alone tells what ends a sequence. */
   Choice choose_by_row(int64_t index) {
     row_.resize(static_cast<size_t>(request_.calls->num_words));
     if (request_.calls->fill(request_.calls, request_.matcher, row_.data()) < 0) return kFailedToMove;

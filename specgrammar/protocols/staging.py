@@ -7,7 +7,7 @@ reused before the upload from it is done.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,12 +112,28 @@ class Device(Protocol):
         ...
 
 
+class SlotTensors(NamedTuple):
+    """The first rows of a slot and their owners, on the host and where they are uploaded to.
+
+    Where a device shares host memory its tensors are the host's.
+    """
+
+    host_rows: torch.Tensor
+    """int32 `[num_rows, num_words]`."""
+    device_rows: torch.Tensor
+    """Likewise."""
+    host_owners: torch.Tensor
+    """int32 `[num_rows]`."""
+    device_owners: torch.Tensor
+    """Likewise."""
+
+
 class BitmaskSlot(Protocol):
     """One step's mask memory, owned by the holder until `release`.
 
     Rows and their owners are each seen three ways: as a host array, as the same memory in a torch tensor
-    (pinned where the device can pin), and as the device's tensor of the same shape that it is uploaded to,
-    which is the host's tensor itself where the device shares host memory. What earlier steps left is stale.
+    (pinned where the device can pin), and as the device's tensor that this is uploaded to. What earlier steps
+    left is stale.
     """
 
     @property
@@ -126,28 +142,12 @@ class BitmaskSlot(Protocol):
         ...
 
     @property
-    def host_rows(self) -> torch.Tensor:
-        """`rows` as a tensor."""
-        ...
-
-    @property
-    def device_rows(self) -> torch.Tensor:
-        """Where the rows are uploaded to."""
-        ...
-
-    @property
     def owners(self) -> NDArray[np.int32]:
         """The logits row of each mask row, int32 `[capacity]`; -1 for a row that nobody owns."""
         ...
 
-    @property
-    def host_owners(self) -> torch.Tensor:
-        """`owners` as a tensor."""
-        ...
-
-    @property
-    def device_owners(self) -> torch.Tensor:
-        """Where the owners are uploaded to."""
+    def tensors(self, num_rows: int) -> SlotTensors:
+        """The first `num_rows`, at most `capacity`, of rows and owners."""
         ...
 
     def release(self, event: Event | None) -> None:

@@ -90,7 +90,8 @@ class LazyWalk:
         positions = num_tokens[request] + tree.depths()
         best, num_sure = top_tokens(self._logits, table, positions, NUM_BEST)
         ids = best.to(short_id_dtype(self._logits.shape[1]))
-        draws = Draws(*self._readback.read(ids, num_sure.to(torch.int32)))
+        best_on_host, num_on_host = self._readback.read(ids, num_sure.to(torch.int32))
+        draws = Draws(best_on_host, num_on_host)
         others = np.flatnonzero((draws.num_sure == 0) | ~np.array(self._guarded)[request])
         if others.size:
             rows = rows_of(self._logits, others)

@@ -27,7 +27,7 @@ LETTERS = [GrammarSpec.regex(f"{letter}+") for letter in "abc"]
 def look_and_apply(mask: GrammarMask, seen: list[list[int]]) -> None:
     """Note what a mask's only row allows where it was uploaded to, and apply it."""
     assert mask._slot is not None
-    seen.append(ids(mask._slot.device_rows[0].numpy()))
+    seen.append(ids(mask._slot.tensors(1).device_rows[0].numpy()))
     mask.apply(torch.zeros(1, VOCABULARY.vocab_size))
 
 
@@ -54,7 +54,8 @@ def test_failure_30_a_host_buffer_is_overwritten_before_its_copy_is_done(num_slo
     assert seen == [[A], [B], [C]]
     slots = [ring.acquire(1) for _ in range(num_slots)]
     slots[0].rows[0] = everything()
-    device.copy(slots[0].device_rows, slots[0].host_rows)
+    tensors = slots[0].tensors(1)
+    device.copy(tensors.device_rows, tensors.host_rows)
     slots[0].release(device.record())
     assert device.num_pending == 1
     assert ring.acquire(1) is slots[0]

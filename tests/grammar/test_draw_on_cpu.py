@@ -45,7 +45,7 @@ def test_it_draws_what_the_masked_argmax_is(
     expected = greedy_tokens(masked[:, :columns]).tolist()
     before = logits.clone()
     assert can_draw_on_cpu(logits)
-    drawn = draw_on_cpu(logits, rows, owners, columns)
+    drawn = draw_on_cpu(logits, torch.from_numpy(rows), torch.from_numpy(owners), columns)
     assert drawn == [-1 if owner < 0 else expected[owner] for owner in owners.tolist()]
     assert torch.equal(logits.view(torch.int32), before.view(torch.int32)), "logits were written to"
 
@@ -53,8 +53,8 @@ def test_it_draws_what_the_masked_argmax_is(
 @needs_native
 def test_rows_of_logits_may_lie_apart() -> None:
     logits = torch.arange(80, dtype=torch.float32).view(4, 20)[::2, :8]
-    rows = np.full((2, 1), 0b10010, np.int32)
-    assert draw_on_cpu(logits, rows, np.array([1, 0], np.int32), 8) == [4, 4]
+    rows, owners = torch.full((2, 1), 0b10010, dtype=torch.int32), torch.tensor([1, 0], dtype=torch.int32)
+    assert draw_on_cpu(logits, rows, owners, 8) == [4, 4]
 
 
 def test_it_says_which_logits_it_knows() -> None:

@@ -52,8 +52,7 @@ class Filled:
 
     def apply_on(self, device: DelayedDevice) -> None:
         """Enqueue what the kernel does on an accelerator: it reads the device's memory when it runs."""
-        num_rows = self.mask.num_rows
-        rows, owners = self.slot.device_rows[:num_rows], self.slot.device_owners[:num_rows]
+        _, rows, _, owners = self.slot.tensors(self.mask.num_rows)
 
         def kernel() -> None:
             found = torch.ones(self.num_nodes, VOCAB_SIZE, dtype=torch.bool)

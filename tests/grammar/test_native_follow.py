@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
-from specgrammar.grammar.draws import Draws
+from specgrammar.grammar.draws import Draws, short_id_dtype
 from specgrammar.grammar.native_follow import Stuck, follow_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.session import GrammarSession
@@ -30,6 +30,7 @@ from tests.called_back import CalledBack
 from tests.grammar.test_build import THREE_THREADS, toy_trees
 from tests.toys import matcher, row_of
 
+A, B = VOCABULARY.tokens.index(b"a"), VOCABULARY.tokens.index(b"b")
 TOKENS = [0, 1, 2, 3, 0, 1, 2, 4, 12, STOP, SPECIAL, VOCABULARY.vocab_size, -1]
 
 
@@ -45,9 +46,10 @@ def called_back(spec: GrammarSpec) -> CalledBack:
 
 
 def draws_of(num_nodes: int, seed: int) -> Draws:
-    """Three best tokens of each node, as many of them sure as chance has it."""
+    """Three best tokens of each node, as many of them sure as chance has it; ids of four bytes or of two."""
     rng = np.random.default_rng(seed)
-    return Draws(rng.choice(TOKENS, (num_nodes, 3)).astype(np.int32), rng.integers(0, 4, num_nodes, np.int32))
+    best = rng.choice(TOKENS, (num_nodes, 3)).astype(np.int32 if seed % 2 else np.uint16)
+    return Draws(best, rng.integers(0, 4, num_nodes, np.int32))
 
 
 def draws(token: int, num_nodes: int, *others: int) -> Draws:
@@ -96,10 +98,10 @@ def one_by_one(mover: GrammarMatcher, tree: HostTree, request: int, draws: Draws
     first = int(tree.cu_nodes[request])
     node, nodes, tokens = first, list[int](), list[int]()
     while True:
-        drawn = int(draws.best[node, 0])
+        drawn = draws.drawn(node)
         if drawn < 0:
             return Gone(nodes, tokens, node)
-        offered = [drawn, *draws.best[node, 1 : draws.num_sure[node]].tolist()]
+        offered = [drawn, *draws.next_best(node)]
         legal = row_of(mover)
         allowed = [t for t in offered if 0 <= t < VOCABULARY.vocab_size and legal[t // 32] >> t % 32 & 1]
         if not allowed:
@@ -157,6 +159,46 @@ def test_moves_that_are_not_kept_are_taken_back(num_kept: int) -> None:
     assert row_of(session.cursor.matcher) == row_of(expected.cursor.matcher)
 
 
+class CountsFills(CalledBack):
+    num_fills = 0
+
+    def native_fill(self, row: NDArray[np.int32]) -> None:
+        self.num_fills += 1
+        super().native_fill(row)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "num_fills", "is_refused"),
+    [
+        ((A,), 0, False),
+        ((12, A), 0, False),
+        ((12, 12, A), 1, False),
+        ((12,), 0, True),
+        ((12, STOP, A), 1, False),
+    ],
+)
+def test_one_more_draw_is_tried_before_a_row_is_filled(
+    drawn: tuple[int, ...], num_fills: int, is_refused: bool
+) -> None:
+    class Backend(ReferenceBackend):
+        matcher_class = CountsFills
+
+    backend = Backend(VOCABULARY)
+    mover = backend.matcher(backend.compile(GrammarSpec.choice(["ab"])))
+    assert isinstance(mover, CountsFills)
+    (gone,) = follow([GrammarSession(VOCABULARY, mover)], HostTree.roots([0]), draws(drawn[0], 1, *drawn[1:]))
+    assert gone == (Gone([], [], 0, True) if is_refused else Gone([0], [A], -1))
+    assert mover.num_fills == num_fills
+
+
+def test_no_token_and_the_largest_id_are_told_apart() -> None:
+    largest = 0xFFFF
+    short = Draws(np.array([[largest, 1, 2]], np.uint16), np.array([3], np.int32))
+    assert (short.drawn(0), short.next_best(0)) == (-1, [1, 2])
+    assert Draws(np.array([[largest]], np.int32), np.array([0], np.int32)).drawn(0) == largest
+    assert (short_id_dtype(largest), short_id_dtype(largest + 1)) == (torch.uint16, torch.int32)
+
+
 class Fails(CalledBack):
     def native_fill(self, row: NDArray[np.int32]) -> None:  # noqa: ARG002
         raise RuntimeError("planted in a fill")
@@ -180,7 +222,7 @@ def test_a_matcher_that_fails_ends_its_own_request(broken: type[CalledBack], rea
         GrammarSession(VOCABULARY, backend.matcher(backend.compile(spec))),
         GrammarSession(VOCABULARY, matcher("xgrammar", spec)),
     ]
-    followed = follow(sessions, HostTree.roots([0, 0]), draws(12, 2, 3))  # 12 is illegal
+    followed = follow(sessions, HostTree.roots([0, 0]), draws(12, 2, 12, 3))  # 12 is illegal
     assert followed == [Gone([], [], -1), Gone([1], [3], -1)]
     assert isinstance(sessions[0].error, MatcherError)
     assert reason in str(sessions[0].error)
@@ -209,9 +251,6 @@ def test_a_matcher_that_does_not_note_its_moves_ends_its_own_request() -> None:
         session.commit([3])  # finds the move made
     message = "the grammar backend raised ZeroDivisionError: planted behind [3]"
     assert [str(session.error) for session in sessions] == ["None", message, "None"]
-
-
-A, B = VOCABULARY.tokens.index(b"a"), VOCABULARY.tokens.index(b"b")
 
 
 def empty_rows(num_rows: int = 1) -> MaskRows:

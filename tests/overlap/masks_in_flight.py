@@ -51,7 +51,7 @@ def run_masks(choose: Choose) -> None:
         mask = build_grammar_mask(sessions, Resolved(tree), ring, device, VOCABULARY)
         logits = torch.zeros(len(specs), VOCABULARY.vocab_size)
         mask.upload()
-        rows, owners = ring.slot.device_rows[: mask.num_rows], ring.slot.device_owners[: mask.num_rows]
+        _, rows, _, owners = ring.slot.tensors(mask.num_rows)
         device.launch(partial(_apply, logits, rows, owners), "apply")
         mask.discard()
         steps.append((specs, logits))

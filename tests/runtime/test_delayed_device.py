@@ -143,7 +143,8 @@ def test_it_shows_a_bitmask_slot_that_is_reused_before_the_mask_was_applied(is_g
     for step in (1, 2):
         slot = ring.acquire(1)
         slot.rows[0] = np.int32(step)
-        device.launch(lambda rows=slot.device_rows: applied.append(int(rows[0])))  # type: ignore[misc]
+        rows = slot.tensors(1).device_rows
+        device.launch(lambda rows=rows: applied.append(int(rows[0])))  # type: ignore[misc]
         slot.release(device.record() if is_guarded else None)
     device.run_all()
     assert applied == ([1, 2] if is_guarded else [2, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import torch
 
 from specgrammar.runtime.device import InlineDevice
@@ -32,6 +33,24 @@ def test_its_memory_is_used_again_and_grows() -> None:
     (third,) = readback.read(torch.arange(9, dtype=torch.int32))
     assert third.tolist() == list(range(9))
     assert first.tolist() == [4, 5, 3]
+
+
+def test_results_of_several_dtypes_are_read_at_once() -> None:
+    readback = Readback(InlineDevice())
+    results = [
+        torch.tensor([1, 65535, 3], dtype=torch.int32).to(torch.uint16),
+        torch.tensor([[1 << 40, -7]]),
+        torch.empty(0, dtype=torch.int32),
+        torch.tensor([0.5], dtype=torch.float64),
+    ]
+    for _ in range(2):
+        found = readback.read(*results)
+        assert [one.dtype for one in found] == [np.uint16, np.int64, np.int32, np.float64]
+        assert [one.tolist() for one in found] == [[1, 65535, 3], [[1 << 40, -7]], [], [0.5]]
+        results[0] = results[0].to(torch.int32).flip(0).to(torch.uint16)
+        found = readback.read(*results)
+        assert found[0].tolist() == [3, 65535, 1]
+        results[0] = results[0].to(torch.int32).flip(0).to(torch.uint16)
 
 
 def test_what_is_read_is_a_copy() -> None:

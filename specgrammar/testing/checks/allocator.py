@@ -41,9 +41,10 @@ def devices() -> list[tuple[str, Device]]:
 
 def views_of(slot: BitmaskSlot) -> list[tuple[str, NDArray[np.int32], torch.Tensor, torch.Tensor]]:
     """Rows and owners: name, host array, host tensor, device tensor."""
+    tensors = slot.tensors(len(slot.rows))
     return [
-        ("rows", slot.rows, slot.host_rows, slot.device_rows),
-        ("owners", slot.owners, slot.host_owners, slot.device_owners),
+        ("rows", slot.rows, tensors.host_rows, tensors.device_rows),
+        ("owners", slot.owners, tensors.host_owners, tensors.device_owners),
     ]
 
 
@@ -67,8 +68,9 @@ def hold_some(allocator: BitmaskAllocator, num_rows: int = 2, most: int = 8) -> 
 def upload(device: Device, slot: BitmaskSlot, num_rows: int) -> None:
     """Enqueue the copies that a mask enqueues."""
     if not device.shares_host_memory:
-        device.copy(slot.device_rows[:num_rows], slot.host_rows[:num_rows])
-        device.copy(slot.device_owners[:num_rows], slot.host_owners[:num_rows])
+        tensors = slot.tensors(num_rows)
+        device.copy(tensors.device_rows, tensors.host_rows)
+        device.copy(tensors.device_owners, tensors.host_owners)
 
 
 @ALLOCATOR_CHECKS.add(invariant=3)
@@ -159,8 +161,9 @@ def check_uploads_arrive_as_written(make: MakeAllocator) -> None:
 
         def hand_in(index: int) -> None:
             step, slot, num_rows = held.pop(index)
-            what = (slot.host_rows, slot.host_owners) if shares else (slot.device_rows, slot.device_owners)
-            rows, owners = (part[:num_rows] for part in what)
+            host_rows, rows, host_owners, owners = slot.tensors(num_rows)
+            if shares:
+                rows, owners = host_rows, host_owners
 
             def read() -> None:
                 arrived[step] = (torch.unique(rows).tolist(), torch.unique(owners).tolist())

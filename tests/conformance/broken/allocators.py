@@ -9,7 +9,7 @@ import torch
 
 from specgrammar.errors import SpecGrammarError
 from specgrammar.grammar.bitmask import BitmaskRing, RingSlot
-from specgrammar.protocols.staging import Device, Event
+from specgrammar.protocols.staging import Device, Event, SlotTensors
 from specgrammar.testing.checks.allocator import ALLOCATOR_CHECKS
 from tests.conformance.cases import Broken
 
@@ -55,8 +55,9 @@ class Transposed(RingSlot):
 class OneOwner(RingSlot):
     def reserve(self, num_rows: int) -> None:
         super().reserve(num_rows)
-        self.host_owners, self.device_owners = self._memory(1)
-        self.owners = self.host_owners.numpy()
+        host, device = self._memory(1)
+        self._tensors = self._tensors._replace(host_owners=host, device_owners=device)
+        self.owners = host.numpy()
 
 
 class SharingAssumed(RingSlot):
@@ -74,7 +75,7 @@ class SharingIgnored(RingSlot):
 class CopiedTensor(RingSlot):
     def reserve(self, num_rows: int) -> None:
         super().reserve(num_rows)
-        self.host_rows = torch.tensor(self.rows)
+        self._tensors = self._tensors._replace(host_rows=torch.tensor(self.rows))
 
 
 class GrowsInPlace(RingSlot):
@@ -83,9 +84,9 @@ class GrowsInPlace(RingSlot):
     def reserve(self, num_rows: int) -> None:
         if not num_rows:
             self._rows, self._owners = self._memory(2000, self._num_words), self._memory(2000)
-        self.host_rows, self.device_rows = (part[:num_rows] for part in self._rows)
-        self.host_owners, self.device_owners = (part[:num_rows] for part in self._owners)
-        self.rows, self.owners = self.host_rows.numpy(), self.host_owners.numpy()
+        self._few = {}
+        self._tensors = SlotTensors._make(part[:num_rows] for part in (*self._rows, *self._owners))
+        self.rows, self.owners = self._tensors.host_rows.numpy(), self._tensors.host_owners.numpy()
 
 
 class GuardLostInGrowth(RingOf):
@@ -139,7 +140,9 @@ class ScratchOfAll(BitmaskRing):
 
     def acquire(self, num_rows: int) -> RingSlot:
         slot, first = super().acquire(num_rows), max(self._slots, key=lambda slot: len(slot.rows))
-        slot.rows, slot.host_rows, slot.device_rows = first.rows, first.host_rows, first.device_rows
+        slot.rows, slot._few = first.rows, {}
+        whole = first.tensors(len(first.rows))
+        slot._tensors = slot._tensors._replace(host_rows=whole.host_rows, device_rows=whole.device_rows)
         return slot
 
 
