@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,37 @@ _RESULT_SIZE = 16
 """Bytes that say it: the outcome, and what there is to say about it."""
 
 
+class _Taken(NamedTuple):
+    """Which requests of a batch are taken, in a row as native code reads them; nobody writes to it."""
+
+    asked: list[bytes | None]
+    """The calls of all."""
+    numbers: array[int]
+    natives: array[int]
+    """The calls of those that are taken."""
+
+    @classmethod
+    def of(cls, natives: list[bytes | None]) -> _Taken:
+        """Take them. What was found is kept, as a batch is often that of the step before."""
+        key = natives[0] if natives else None
+        kept = _KEPT.get(key)
+        if kept is not None and kept.asked == natives:
+            return kept
+        first = {native: number for number, native in reversed([*enumerate(natives)]) if native}
+        taken = sorted(first, key=first.__getitem__)
+        made = cls(natives, array("q", map(first.__getitem__, taken)), array("Q", b"".join(taken)))
+        if len(_KEPT) >= _MOST_KEPT:
+            _KEPT.clear()
+        _KEPT[key] = made
+        return made
+
+
+_KEPT: dict[bytes | None, _Taken] = {}
+"""By the calls of the first request."""
+_MOST_KEPT = 16
+"""Batches that a process has in turns: one for each engine."""
+
+
 class NativeBatch:
     """Requests, their trees and their vocabulary by address, and how they ended.
 
@@ -35,7 +65,7 @@ class NativeBatch:
         address: of all this as native code reads it (`Batch` in `native/api.cpp`), as long as this object is.
     """
 
-    def __init__(self, tree: HostTree, vocabulary: Vocabulary, natives: Sequence[bytes | None]) -> None:
+    def __init__(self, tree: HostTree, vocabulary: Vocabulary, natives: list[bytes | None]) -> None:
         """Take the requests that native code can move.
 
         Args:
@@ -43,14 +73,10 @@ class NativeBatch:
             vocabulary: ids outside of it are illegal, its stop ids end a path.
             natives: for each request `packed` calls of its matcher, which stands behind its root's token; None
                 where native code is not to move it. Of requests that share a matcher the first is taken, as two
-                threads might move it.
+                threads might move it. The list is kept, so nobody may change it.
         """
-        taken = [native for native in natives if native]
-        self.numbers: array[int] = _first(len(taken))
-        if len(taken) < len(natives) or len(set(taken)) < len(taken):
-            first = {native: number for number, native in reversed([*enumerate(natives)]) if native}
-            self.numbers, taken = array("q", sorted(first.values())), sorted(first, key=first.__getitem__)
-        self._natives = array("Q", b"".join(taken))
+        self._taken = taken = _Taken.of(natives)
+        self.numbers: array[int] = taken.numbers
         self.num_nodes: int = len(tree.draft_tokens)
         self._bs = len(tree.cu_nodes) - 1
         # What the addresses below are of, kept as long as this.
@@ -64,7 +90,7 @@ class NativeBatch:
         self._fields = array(
             "Q",
             (
-                *(num, self.numbers.buffer_info()[0], self._natives.buffer_info()[0]),
+                *(num, self.numbers.buffer_info()[0], taken.natives.buffer_info()[0]),
                 *map(address, self._trees),
                 *(vocabulary.vocab_size, *self._stop_ids.buffer_info()),
                 self._results.buffer_info()[0],
@@ -99,12 +125,6 @@ def _error(outcome: int, what: int) -> RequestError:
         library.specgrammar_text_free(what)
     reason = one_line(text.decode(errors="replace").strip() or "it gave no reason")
     return MatcherError(f"the grammar backend failed in native code: {reason}")
-
-
-@lru_cache(maxsize=1024)
-def _first(num: int) -> array[int]:
-    """The numbers below `num`; nobody writes to them."""
-    return array("q", range(num))
 
 
 def packed(native: NativeCalls) -> bytes:

@@ -191,7 +191,7 @@ class GrammarSession:
         """How native code walks this request's tree instead of `walk`: `packed` calls; None where it cannot."""
         if self._followed is not None:
             self._tell_followed()
-        return None if self.finish is not None else self._native
+        return self._native if self.finish is None else None
 
     def matcher_moved(self) -> None:
         """An engine that owns its loop has moved the matcher itself: calls are there no longer, or again."""
@@ -227,7 +227,8 @@ class GrammarSession:
         The matcher is told when this session is next asked something: to tell a batch's at once takes 0.1 ms of
         each step. One that raises then ends the request, after its tokens were kept if these came first.
         """
-        self._tell_followed()
+        if self._followed is not None:
+            self._tell_followed()
         self._followed, self._number = paths, number
 
     def follow_first(self, tokens: Sequence[int]) -> int:
@@ -343,7 +344,10 @@ class GrammarSession:
         if self.cursor is None or not self.cursor.engaged or self.finish is not None:
             return None
         native = self.cursor.native_calls()
-        return None if native is None else packed(native)
+        if native is None:
+            return None
+        calls = packed(native)
+        return self._native if calls == self._native else calls  # which is known then (see `NativeBatch`)
 
     @contextmanager
     def _failing_alone(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -61,20 +62,23 @@ struct Batch {
 
   /* Those of one grammar behind the first of them, so that what a fill reads is in the caches. */
   std::vector<int64_t> by_grammar() const {
-    std::vector<int64_t> order(static_cast<size_t>(count)), leader(order.size());
-    std::iota(order.begin(), order.end(), 0);
-    const auto sort_by = [&order](const auto& key) {
-      std::sort(order.begin(), order.end(), [&key](int64_t left, int64_t right) {
-        return std::make_pair(key(left), left) < std::make_pair(key(right), right);
-      });
-    };
-    sort_by([this](int64_t i) { return natives[i].grammar; });
-    int64_t first = order.empty() ? 0 : order.front();
-    for (const int64_t i : order) {
-      if (natives[i].grammar != natives[first].grammar) first = i;
-      leader[static_cast<size_t>(i)] = first;
+    const auto num = static_cast<size_t>(count);
+    std::vector<size_t> group(num), ends;  // of grammars, as they come
+    std::vector<size_t> first(std::bit_ceil(2 * num + 1), num);  // a hash table: which request has a grammar first
+    for (size_t i = 0; i < num; ++i) {
+      size_t place = natives[i].grammar * 0x9E3779B97F4A7C15 >> 32;
+      while (first[place &= first.size() - 1] < num && natives[first[place]].grammar != natives[i].grammar) ++place;
+      if (first[place] == num) {
+        first[place] = i;
+        group[i] = ends.size();
+        ends.push_back(0);
+      }
+      group[i] = group[first[place]];
+      ++ends[group[i]];
     }
-    sort_by([&leader](int64_t i) { return leader[static_cast<size_t>(i)]; });
+    std::partial_sum(ends.begin(), ends.end(), ends.begin());
+    std::vector<int64_t> order(num);
+    for (size_t i = num; i-- > 0;) order[--ends[group[i]]] = static_cast<int64_t>(i);
     return order;
   }
 };

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specgrammar.trees.tree import HostTree
 
-_NUM_NAMED = 6
+_LENGTH, _NUM_ACCEPTED, _BONUS, _NUM_MOVED, _STUCK, _WHY = range(_NUM_NAMED := 6)
 """Columns of a record behind its nodes and tokens."""
 
 
@@ -35,18 +35,20 @@ class Paths:
 
     def __init__(self, tree: HostTree) -> None:
         """Memory for the paths through a valid tree."""
-        self.roots: memoryview[int] = tree.cu_nodes[:-1].data
+        self.roots: memoryview[int] = tree.cu_nodes.data  # and the end, which nobody asks for
         width = tree.width
         named = 2 * width
-        self.records: NDArray[np.int64] = np.empty((len(self.roots), named + _NUM_NAMED), np.int64)
+        self.records: NDArray[np.int64] = np.empty((tree.bs, named + _NUM_NAMED), np.int64)
+        self._words: memoryview[int] = self.records.data  # single ones are read faster than of arrays
+        self._width = width
         self.nodes: NDArray[np.int64] = self.records[:, :width]
         self.tokens: NDArray[np.int64] = self.records[:, width:named]
-        self.lengths: NDArray[np.int64] = self.records[:, named]
-        self.num_accepted: NDArray[np.int64] = self.records[:, named + 1]
-        self.bonus: NDArray[np.int64] = self.records[:, named + 2]
-        self.num_moved: NDArray[np.int64] = self.records[:, named + 3]
-        self.stuck: NDArray[np.int64] = self.records[:, named + 4]
-        self.why: NDArray[np.int64] = self.records[:, named + 5]
+        self.lengths: NDArray[np.int64] = self.records[:, named + _LENGTH]
+        self.num_accepted: NDArray[np.int64] = self.records[:, named + _NUM_ACCEPTED]
+        self.bonus: NDArray[np.int64] = self.records[:, named + _BONUS]
+        self.num_moved: NDArray[np.int64] = self.records[:, named + _NUM_MOVED]
+        self.stuck: NDArray[np.int64] = self.records[:, named + _STUCK]
+        self.why: NDArray[np.int64] = self.records[:, named + _WHY]
 
     def begin(self, requests: Sequence[int]) -> None:
         """Empty paths for some requests."""
@@ -73,8 +75,12 @@ class Paths:
 
     def choose(self, request: int, token: int) -> None:
         """Set the token behind the last node of a path, which is not empty."""
-        self.tokens[request, int(self.lengths[request]) - 1] = self.bonus[request] = token
+        self._words[request, self._width + self._length(request) - 1] = token
+        self._words[request, 2 * self._width + _BONUS] = token
 
     def last(self, request: int) -> int:
         """The last node (flat index) of a path, which is not empty."""
-        return self.roots[request] + int(self.nodes[request, int(self.lengths[request]) - 1])
+        return self.roots[request] + self._words[request, self._length(request) - 1]
+
+    def _length(self, request: int) -> int:
+        return self._words[request, 2 * self._width + _LENGTH]

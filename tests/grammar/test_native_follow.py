@@ -48,8 +48,8 @@ def called_back(spec: GrammarSpec) -> CalledBack:
 def draws_of(num_nodes: int, seed: int) -> Draws:
     """Three best tokens of each node, as many of them sure as chance has it; ids of four bytes or of two."""
     rng = np.random.default_rng(seed)
-    best = rng.choice(TOKENS, (num_nodes, 3)).astype(np.int32 if seed % 2 else np.uint16)
-    return Draws(best, rng.integers(0, 4, num_nodes, np.int32))
+    best, num_sure = rng.choice(TOKENS, (num_nodes, 3)), rng.integers(0, 4, num_nodes, np.int32)
+    return Draws(best.astype(np.int32) if seed % 2 else best.astype(np.uint16), num_sure)
 
 
 def draws(token: int, num_nodes: int, *others: int) -> Draws:

@@ -211,6 +211,27 @@ def test_threads_walk_each_request_once(num_requests: int, num_threads: int) -> 
         assert found.errors == [""] * num_requests
 
 
+def test_what_is_known_of_a_batch_is_not_taken_for_another_one() -> None:
+    """Batches with one first request, in turns with more of others than are kept."""
+    calls = [packed(NativeCalls(1, matcher)) for matcher in range(40)]
+    batches: list[list[bytes | None]] = [
+        [calls[0], calls[1]],
+        [calls[0]],
+        [calls[0], None, calls[1]],
+        [None, calls[0]],
+        [None],
+        [],
+        *([one] for one in calls[2:]),
+    ]
+    for _ in range(2):
+        for natives in batches:
+            batch = NativeBatch(HostTree.roots([0] * len(natives)), TWO_WORDS, [*natives])
+            numbers = [number for number, native in enumerate(natives) if native]
+            assert list(batch.numbers) == numbers
+            assert batch.others() == [number for number in range(len(natives)) if number not in numbers]
+            assert batch._taken.natives.tobytes() == b"".join(native for native in natives if native)
+
+
 def test_of_requests_that_share_a_matcher_the_first_is_taken() -> None:
     def calls(matcher: int) -> bytes:
         return packed(NativeCalls(1, matcher))
