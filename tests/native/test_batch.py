@@ -221,8 +221,8 @@ def test_what_is_known_of_a_batch_is_not_taken_for_another_one() -> None:
         [None, calls[0]],
         [None],
         [],
-        *([one] for one in calls[2:]),
     ]
+    batches += [[one, None] for one in calls[2:]]
     for _ in range(2):
         for natives in batches:
             batch = NativeBatch(HostTree.roots([0] * len(natives)), TWO_WORDS, [*natives])
