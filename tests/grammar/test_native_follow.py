@@ -3,121 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
-from specgrammar.grammar.draws import Draws, short_id_dtype
-from specgrammar.grammar.native_follow import Stuck, follow_natively
+from specgrammar.grammar.draws import Draws
+from specgrammar.grammar.native_follow import follow_natively
 from specgrammar.grammar.rows import MaskRows, RequestNodes
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.abilities import NativeCalls
-from specgrammar.protocols.grammar import GrammarMatcher, GrammarSpec, NodeStatus
-from specgrammar.runtime.open_status import open_status
+from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
 from specgrammar.testing.checks.native_play import TWO_WORDS
 from specgrammar.testing.reference import ReferenceBackend
-from specgrammar.testing.toys import GRAMMARS, SPECIAL, STOP, VOCABULARY
+from specgrammar.testing.toys import GRAMMARS, STOP, VOCABULARY
 from specgrammar.trees.paths import Paths
 from specgrammar.trees.tree import HostTree
 from tests.called_back import CalledBack
+from tests.grammar.following import A, B, Gone, called_back, draws, draws_of, follow, one_by_one
 from tests.grammar.test_build import THREE_THREADS, toy_trees
 from tests.toys import matcher, row_of
-
-A, B = VOCABULARY.tokens.index(b"a"), VOCABULARY.tokens.index(b"b")
-TOKENS = [0, 1, 2, 3, 0, 1, 2, 4, 12, STOP, SPECIAL, VOCABULARY.vocab_size, -1]
-
-
-class CalledBackBackend(ReferenceBackend):
-    matcher_class = CalledBack
-
-
-def called_back(spec: GrammarSpec) -> CalledBack:
-    backend = CalledBackBackend(VOCABULARY)
-    made = backend.matcher(backend.compile(spec))
-    assert isinstance(made, CalledBack)
-    return made
-
-
-def draws_of(num_nodes: int, seed: int) -> Draws:
-    """Three best tokens of each node, as many of them sure as chance has it; ids of four bytes or of two."""
-    rng = np.random.default_rng(seed)
-    best, num_sure = rng.choice(TOKENS, (num_nodes, 3)), rng.integers(0, 4, num_nodes, np.int32)
-    return Draws(best.astype(np.int32) if seed % 2 else best.astype(np.uint16), num_sure)
-
-
-def draws(token: int, num_nodes: int, *others: int) -> Draws:
-    """The same at every node."""
-    best = np.array([[token, *others]] * num_nodes, np.int32).reshape(num_nodes, 1 + len(others))
-    return Draws(best, np.full(num_nodes, best.shape[1], np.int32))
-
-
-class Gone(NamedTuple):
-    """How far a request's grammar was moved."""
-
-    nodes: list[int]
-    tokens: list[int]
-    stuck: int
-    """-1 where the walk is over."""
-    is_refused: bool = False
-
-
-def follow(
-    sessions: Sequence[GrammarSession | None],
-    tree: HostTree,
-    draws: Draws,
-    workers: FillWorkers | None = None,
-) -> list[Gone]:
-    """What becomes of each request."""
-    paths, status = Paths(tree), np.full(tree.num_nodes, -1, np.int8)
-    followed = follow_natively(sessions, tree, draws, paths, status, workers=workers)
-    stuck = {one.number: one for one in followed.stuck}
-    open_ = open_status(tree, VOCABULARY)
-    found = []
-    for request, (root, length) in enumerate(zip(tree.cu_nodes.tolist(), paths.lengths.tolist(), strict=False)):
-        nodes, tokens = (root + paths.nodes[request]).tolist(), paths.tokens[request].tolist()
-        assert paths.num_accepted[request] == max(1, length) - 1
-        assert nodes[max(1, length) :] == [root - 1] * (tree.width - max(1, length))
-        assert paths.bonus[request] == (tokens[length - 1] if length else -1)
-        own, is_other = tree.request_slice(request), request in followed.others
-        assert status[own].tolist() == ([-1] * (own.stop - own.start) if is_other else open_[own].tolist())
-        at = stuck.get(request, Stuck(request, root if is_other else -1, False))
-        assert not at.has_row
-        found.append(Gone(nodes[:length], tokens[:length], at.node, at.is_refused))
-    return found
-
-
-def one_by_one(mover: GrammarMatcher, tree: HostTree, request: int, draws: Draws) -> Gone:
-    """What becomes of a request by the definition; moves the matcher."""
-    first = int(tree.cu_nodes[request])
-    node, nodes, tokens = first, list[int](), list[int]()
-    while True:
-        drawn = draws.drawn(node)
-        if drawn < 0:
-            return Gone(nodes, tokens, node)
-        offered = [drawn, *draws.next_best(node)]
-        legal = row_of(mover)
-        allowed = [t for t in offered if 0 <= t < VOCABULARY.vocab_size and legal[t // 32] >> t % 32 & 1]
-        if not allowed:
-            return Gone(nodes, tokens, node, is_refused=True)
-        nodes.append(node)
-        tokens.append(allowed[0])
-        if allowed[0] != STOP:
-            assert mover.accept(allowed[0])
-        child = int(tree.retrieve_next_token[node])
-        while child >= 0 and tree.draft_tokens[first + child] != allowed[0]:
-            child = int(tree.retrieve_next_sibling[first + child])
-        if child >= 0 and allowed[0] == STOP:
-            return Gone([*nodes, first + child], [*tokens, -1], -1)
-        if child < 0 or allowed[0] == STOP:
-            return Gone(nodes, tokens, -1)
-        node = first + child
 
 
 @given(toy_trees(), st.sampled_from(GRAMMARS), st.integers(0, 2**31), st.sampled_from([None, THREE_THREADS]))
@@ -157,46 +67,6 @@ def test_moves_that_are_not_kept_are_taken_back(num_kept: int) -> None:
     session.commit([a, b, a][:num_kept])
     expected.commit([a, b, a][:num_kept])
     assert row_of(session.cursor.matcher) == row_of(expected.cursor.matcher)
-
-
-class CountsFills(CalledBack):
-    num_fills = 0
-
-    def native_fill(self, row: NDArray[np.int32]) -> None:
-        self.num_fills += 1
-        super().native_fill(row)
-
-
-@pytest.mark.parametrize(
-    ("drawn", "num_fills", "is_refused"),
-    [
-        ((A,), 0, False),
-        ((12, A), 0, False),
-        ((12, 12, A), 1, False),
-        ((12,), 0, True),
-        ((12, STOP, A), 1, False),
-    ],
-)
-def test_one_more_draw_is_tried_before_a_row_is_filled(
-    drawn: tuple[int, ...], num_fills: int, is_refused: bool
-) -> None:
-    class Backend(ReferenceBackend):
-        matcher_class = CountsFills
-
-    backend = Backend(VOCABULARY)
-    mover = backend.matcher(backend.compile(GrammarSpec.choice(["ab"])))
-    assert isinstance(mover, CountsFills)
-    (gone,) = follow([GrammarSession(VOCABULARY, mover)], HostTree.roots([0]), draws(drawn[0], 1, *drawn[1:]))
-    assert gone == (Gone([], [], 0, True) if is_refused else Gone([0], [A], -1))
-    assert mover.num_fills == num_fills
-
-
-def test_no_token_and_the_largest_id_are_told_apart() -> None:
-    largest = 0xFFFF
-    short = Draws(np.array([[largest, 1, 2]], np.uint16), np.array([3], np.int32))
-    assert (short.drawn(0), short.next_best(0)) == (-1, [1, 2])
-    assert Draws(np.array([[largest]], np.int32), np.array([0], np.int32)).drawn(0) == largest
-    assert (short_id_dtype(largest), short_id_dtype(largest + 1)) == (torch.uint16, torch.int32)
 
 
 class Fails(CalledBack):
@@ -344,25 +214,6 @@ def test_requests_that_native_code_cannot_move_are_left() -> None:
     assert follow([], HostTree.roots([]), draws(3, 0)) == []
 
 
-@pytest.mark.parametrize("others", [(), (12, 13), (12, 13, -1)])
-def test_it_says_where_nothing_that_is_known_is_legal(others: tuple[int, ...]) -> None:
-    session = GrammarSession(VOCABULARY, matcher("xgrammar", GrammarSpec.regex("a?")))
-    assert follow([session], HostTree.roots([0]), draws(12, 1, *others)) == [Gone([], [], 0, True)]
-
-
-@pytest.mark.parametrize(("drawn", "others"), [(STOP, ()), (12, (13, STOP)), (VOCABULARY.vocab_size, (STOP,))])
-def test_a_stop_token_ends_a_path_where_it_is_legal(drawn: int, others: tuple[int, ...]) -> None:
-    """Also behind a node that carries it; the matcher is not moved over it."""
-    tree = HostTree.from_chains([[0], [0, STOP, 3], [0]])
-    specs = [GrammarSpec.regex("a?"), GrammarSpec.regex("a?"), GrammarSpec.regex("a")]
-    sessions = [GrammarSession(VOCABULARY, matcher("xgrammar", spec)) for spec in specs]
-    followed = follow(sessions, tree, draws(drawn, 5, *others))
-    assert followed == [Gone([0], [STOP], -1), Gone([1, 2], [STOP, -1], -1), Gone([], [], 4, True)]
-    for session in sessions[:2]:
-        session.commit([STOP])
-        assert (session.finish, session.error) == ("stop", None)
-
-
 class TooNarrow(CalledBack):
     def native_calls(self) -> NativeCalls | None:
         return self.calls(self._vocabulary.num_words - 1)
@@ -388,49 +239,3 @@ def test_a_matcher_with_rows_of_another_width_ends_its_own_request(num_words: in
         follow_natively([session], tree, draws(12, 1, 39), paths, np.zeros(1, np.int8), lambda: rows)
         assert paths.lengths.tolist() == [0]
     assert f"its rows have 1 words, {said}" in str(session.error)
-
-
-def test_what_is_refused_gets_a_row_for_another_draw() -> None:
-    """Compact rows, handed out as walks come; none where nothing is legal, or where a draw goes on."""
-    spec = GrammarSpec.regex("a|bc")
-    sessions = [GrammarSession(VOCABULARY, matcher("xgrammar", spec)) for _ in range(4)]
-    tree = HostTree.from_chains([[0], [0, 0], [0], [0]])
-    best = np.array([[12], [VOCABULARY.tokens.index(b"b")], [12], [-1], [12]], np.int32)
-    rows = MaskRows(np.full((4, VOCABULARY.num_words), -1, np.int32), tree.num_nodes, np.full(4, -1, np.int32))
-    paths = Paths(tree)
-    followed = follow_natively(
-        sessions, tree, Draws(best, np.ones(5, np.int32)), paths, np.zeros(5, np.int8), lambda: rows
-    )
-    assert followed.num_rows == rows.num_rows == 2
-    assert sorted(rows.owners[:2].tolist()) == [0, 4]
-    assert rows.bitmask[:2].tolist() == [row_of(matcher("xgrammar", spec))] * 2
-    assert followed.stuck == [Stuck(0, 0, has_row=True), Stuck(2, 3), Stuck(3, 4, has_row=True)]
-    assert paths.lengths.tolist() == [1, 1, 0, 1], "with the nodes that have rows"
-    assert paths.bonus.tolist() == [-1, best[1, 0], -1, -1]
-    assert paths.num_moved.tolist() == [0, 1, 0, 0]
-
-
-def test_what_is_refused_is_drawn_again_from_the_hosts_logits() -> None:
-    """Until the path ends, also where the best legal token is a stop token, or nothing may be drawn."""
-    a, b = A, B
-    tree = HostTree.from_chains([[0, a, b, STOP], [0, a], [0]])
-    logits = torch.zeros((tree.num_nodes, VOCABULARY.vocab_size + 3))
-    logits[:, 12] = 9.0  # which is not legal
-    logits[0, a] = logits[1, b] = logits[4, a] = 1.0
-    logits[5, b] = torch.nan
-    logits[6, a] = -torch.inf
-    logits[:, VOCABULARY.vocab_size :] = -torch.inf
-    sessions = [
-        GrammarSession(VOCABULARY, matcher("xgrammar", GrammarSpec.regex(r))) for r in ("ab", "ab", "a")
-    ]
-    best = np.full((tree.num_nodes, 1), 12, np.int32)
-    paths, status = Paths(tree), np.zeros(tree.num_nodes, np.int8)
-    drawn = Draws(best, np.ones(tree.num_nodes, np.int32), logits)
-    followed = follow_natively(sessions, tree, drawn, paths, status)
-    assert paths.nodes.tolist() == [[0, 1, 2, 3], [0, -1, -1, -1], [0, -1, -1, -1]]
-    assert paths.tokens[0].tolist() == [a, b, STOP, -1]
-    assert paths.bonus.tolist() == [-1, a, -1]
-    assert followed.stuck == [Stuck(1, 5, is_refused=True), Stuck(2, 6, is_refused=True)]
-    assert followed.num_rows == 4, "nothing was drawn from two"
-    sessions[0].commit([a, b, STOP])
-    assert (sessions[0].finish, sessions[0].error) == ("stop", None)
