@@ -56,6 +56,7 @@ class SeparateMemory(InlineDevice):
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copy now, by this thread alone: torch would wake its own for it, which no copy engine does."""
+        assert (destination.shape, destination.dtype) == (source.shape, source.dtype)
         assert destination.is_contiguous()
         assert source.is_contiguous()
         ctypes.memmove(destination.data_ptr(), source.data_ptr(), source.nbytes)

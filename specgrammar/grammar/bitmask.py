@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from specgrammar.errors import ConfigError, SpecGrammarError
 from specgrammar.protocols.staging import Device, Event, SlotTensors
 
-_FEW_ROWS = 16
-"""Tensors of so many are kept: second draws want them in each step, and a slice takes longer than a copy."""
+_MOST_KEPT = 16
+"""Numbers of rows whose tensors are kept: second draws want the same few step after step."""
 
 
 class RingSlot:
@@ -32,7 +32,7 @@ class RingSlot:
         rows, device_rows = self._memory(num_rows, self._num_words)
         owners, device_owners = self._memory(num_rows)
         self._tensors = SlotTensors(rows, device_rows, owners, device_owners)
-        self._few: dict[int, SlotTensors] = {}
+        self._first: dict[int, SlotTensors] = {}
         self.rows: NDArray[np.int32] = rows.numpy()
         self.owners: NDArray[np.int32] = owners.numpy()
 
@@ -48,12 +48,13 @@ class RingSlot:
 
     def tensors(self, num_rows: int) -> SlotTensors:
         """The first rows and owners, see `BitmaskSlot`."""
-        if (few := self._few.get(num_rows)) is not None:
-            return few
-        made = SlotTensors._make(whole[:num_rows] for whole in self._tensors)
-        if num_rows <= _FEW_ROWS:
-            self._few[num_rows] = made
-        return made
+        if num_rows not in self._first:
+            if not 0 <= num_rows <= len(self.rows):
+                raise SpecGrammarError(f"{num_rows} rows of a bitmask slot that has {len(self.rows)}")
+            if len(self._first) >= _MOST_KEPT:
+                self._first.clear()
+            self._first[num_rows] = SlotTensors._make(whole[:num_rows] for whole in self._tensors)
+        return self._first[num_rows]
 
     def ready(self) -> bool:
         """Whether nothing reads this memory any more; never blocks."""

@@ -8,8 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specgrammar.errors import MatcherError
+
 NO_SHORT_ID = 0xFFFF
 """No token, among ids of two bytes; among others it is -1."""
+_SHORT = 2
 
 
 class Draws(NamedTuple):
@@ -24,10 +27,17 @@ class Draws(NamedTuple):
     """What greedy draws were made from, `[num_nodes, columns]` with padded columns at -inf, where
     `can_draw_on_cpu`. Then whatever is refused is drawn again from them, not from `best`."""
 
+    @property
+    def has_short_ids(self) -> bool:
+        """Whether ids have two bytes; MatcherError where they have neither these nor four."""
+        if self.best.dtype not in (np.uint16, np.int32):
+            raise MatcherError(f"draws are {self.best.dtype}; expected int32 or uint16")
+        return self.best.itemsize == _SHORT
+
     def drawn(self, node: int) -> int:
         """The draw at a node, -1 for none."""
         token = int(self.best[node, 0])
-        return -1 if token == NO_SHORT_ID and self.best.itemsize == 2 else token
+        return -1 if token == NO_SHORT_ID and self.best.itemsize == _SHORT else token
 
     def next_best(self, node: int) -> list[int]:
         """What would be drawn at a node if the draw were forbidden, then if that were, and so on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,11 @@ _WALKED, _NOTHING_LEGAL, _REFUSED = 0, 1, 2
 """How a request may end; see `native/walk.h`."""
 _RESULT_SIZE = 16
 """Bytes that say it: the outcome, and what there is to say about it."""
+_WORD = array("Q").itemsize
+_MATCHER = slice(
+    _WORD * NativeCalls._fields.index("matcher"), _WORD * (NativeCalls._fields.index("matcher") + 1)
+)
+"""Where packed calls say whose they are."""
 
 
 class _Taken(NamedTuple):
@@ -41,11 +45,14 @@ class _Taken(NamedTuple):
         kept = _KEPT.get(key)
         if kept is not None and kept.asked == natives:
             return kept
-        first = {native: number for number, native in reversed([*enumerate(natives)]) if native}
-        taken = sorted(first, key=first.__getitem__)
-        made = cls(natives, array("q", map(first.__getitem__, taken)), array("Q", b"".join(taken)))
+        first = dict[bytes, int]()
+        for number, native in enumerate(natives):
+            if native:
+                first.setdefault(native[_MATCHER], number)
+        numbers = array("q", first.values())
+        made = cls(natives, numbers, array("Q", b"".join(native for n in numbers if (native := natives[n]))))
         if len(_KEPT) >= _MOST_KEPT:
-            _KEPT.clear()
+            del _KEPT[next(iter(_KEPT))]
         _KEPT[key] = made
         return made
 
@@ -102,13 +109,16 @@ class NativeBatch:
         """The requests of the batch that were not taken."""
         return [] if len(self.numbers) == self._bs else sorted({*range(self._bs)}.difference(self.numbers))
 
-    def failures(self) -> Iterator[tuple[int, RequestError]]:
-        """The requests that failed, by their places in `numbers`, each with its reason; to be asked once."""
+    def failures(self) -> list[tuple[int, RequestError]]:
+        """The requests that failed, by their places in `numbers`, each with its reason; asked again, none."""
         outcomes = self._results[::2]
-        if any(outcomes):
-            for index, outcome in enumerate(outcomes):
-                if outcome != _WALKED:
-                    yield index, _error(outcome, self._results[2 * index + 1])
+        if not any(outcomes):
+            return []
+        failed = [index for index, outcome in enumerate(outcomes) if outcome != _WALKED]
+        errors = [(index, _error(outcomes[index], self._results[2 * index + 1])) for index in failed]
+        for index in failed:
+            self._results[2 * index] = _WALKED  # its text is free
+        return errors
 
 
 def _error(outcome: int, what: int) -> RequestError:

@@ -91,7 +91,7 @@ def follow_natively(
         return Followed(others, [])
     rows = None if take_rows is None else take_rows()
     arguments = [
-        *(address(draws.best), draws.best.itemsize, draws.best.shape[1], address(draws.num_sure)),
+        *(address(draws.best), draws.has_short_ids, draws.best.shape[1], address(draws.num_sure)),
         *_logits(draws.logits, vocabulary.vocab_size),
         *_rows(rows, len(numbers)),
         *(address(paths.records), paths.records.shape[1], address(status)),

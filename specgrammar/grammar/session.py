@@ -347,7 +347,7 @@ class GrammarSession:
         if native is None:
             return None
         calls = packed(native)
-        return self._native if calls == self._native else calls  # which is known then (see `NativeBatch`)
+        return self._native if calls == self._native else calls  # the same object is known sooner
 
     @contextmanager
     def _failing_alone(self) -> Iterator[None]:

@@ -19,6 +19,7 @@
 #include "pool.h"
 #include "walk.h"
 
+using specgrammar::Gaps;
 using specgrammar::Outcome;
 using specgrammar::Pool;
 using specgrammar::Request;
@@ -29,7 +30,7 @@ using specgrammar::best_legal;
 
 namespace {
 
-/* A thread of several takes so many: their owners fill a line of the caches. */
+/* A thread of several takes so many: their owners are as long as a line of the caches. */
 constexpr int64_t kRowsAtOnce = 16;
 
 /* What Python gives of a request's matcher. */
@@ -42,7 +43,7 @@ struct Native {
 /* How a request ended. */
 struct Result {
   int64_t outcome;
-  int64_t what; /* the token that its matcher refused, or where the text lies that says why it failed (0 if nowhere) */
+  int64_t what; /* kRefused: the token that its matcher refused; kFailed: where the text lies that says why, 0 for none */
 };
 
 /* What every call on a batch is about: which requests it has, how their grammars are moved, their trees and vocabulary,
@@ -64,16 +65,21 @@ struct Batch {
   std::vector<int64_t> by_grammar() const {
     const auto num = static_cast<size_t>(count);
     std::vector<size_t> group(num), ends;  // of grammars, as they come
-    std::vector<size_t> first(std::bit_ceil(2 * num + 1), num);  // a hash table: which request has a grammar first
+    const auto num_bits = static_cast<int>(std::bit_width(2 * num));
+    std::vector<size_t> first(size_t{1} << num_bits, num);  // a hash table: which request has a grammar first
+    const auto place_of = [&](uint64_t grammar) {
+      size_t place = grammar * 0x9E3779B97F4A7C15 >> (64 - num_bits);
+      while (first[place] < num && natives[first[place]].grammar != grammar) place = (place + 1) % first.size();
+      return place;
+    };
     for (size_t i = 0; i < num; ++i) {
-      size_t place = natives[i].grammar * 0x9E3779B97F4A7C15 >> 32;
-      while (first[place &= first.size() - 1] < num && natives[first[place]].grammar != natives[i].grammar) ++place;
-      if (first[place] == num) {
-        first[place] = i;
+      size_t& found = first[place_of(natives[i].grammar)];
+      if (found == num) {
+        found = i;
         group[i] = ends.size();
         ends.push_back(0);
       }
-      group[i] = group[first[place]];
+      group[i] = group[found];
       ++ends[group[i]];
     }
     std::partial_sum(ends.begin(), ends.end(), ends.begin());
@@ -133,6 +139,11 @@ void for_each(const Batch& batch, void* pool, int32_t num_threads, const Make& m
   }
 }
 
+template <typename Work>
+void for_each(const Batch& batch, void* pool, int32_t num_threads, const Work& work) {
+  for_each(batch, pool, num_threads, [] { return 0; }, [&work](int, int64_t i) { work(i); });
+}
+
 /* Note how a request ends, which `work` returns; one that there is no memory for has failed. */
 template <typename Work>
 bool ends_well(Result& result, const Work& work) {
@@ -189,7 +200,8 @@ int64_t specgrammar_walk(const Batch* batch, void* pool, int32_t num_threads, in
                          int32_t* owners, int8_t* status, int64_t first_row, int32_t dense) {
   Rows rows{words, num_words, owners, status, {first_row}, dense != 0};
   std::atomic<bool> all_well{true};
-  const auto make_taker = [&] { return RowTaker(rows, pool && num_threads > 1 ? kRowsAtOnce : 1); };
+  Gaps gaps;
+  const auto make_taker = [&] { return RowTaker(rows, gaps, pool && num_threads > 1 ? kRowsAtOnce : 1); };
   for_each(*batch, pool, num_threads, make_taker, [&](RowTaker& taker, int64_t i) {
     const Request request = (*batch)[i];
     const auto work = [&](char* reason, int64_t& refused) {
@@ -200,6 +212,7 @@ int64_t specgrammar_walk(const Batch* batch, void* pool, int32_t num_threads, in
     std::fill_n(status + request.first, request.num_nodes, specgrammar::kPadding);
     if (dense) std::fill_n(words + request.first * num_words, request.num_nodes * num_words, -1);
   });
+  gaps.close(rows);
   const int64_t num_rows = rows.num_rows.load();
   if (!all_well.load() && !dense) {
     for (int64_t row = first_row; row < num_rows; ++row) {
@@ -211,17 +224,17 @@ int64_t specgrammar_walk(const Batch* batch, void* pool, int32_t num_threads, in
 
 /* Move the matchers of some requests along what the target drew; returns how many rows are drawn from.
 
-   best, id_size, num_sure, logits: by flat index of the whole batch; see `Draws` and `follow`.
+   best, is_short, num_sure, logits: by flat index of the whole batch; see `Draws` and `follow`.
    words, owners: rows for one node of each request that is drawn from elsewhere, and which node that is; may be null.
    paths: for each request of the batch a record of `size` numbers (see `Path`); the path of one that fails is empty.
    status: of each node, as far as the grammar need not be asked. */
-int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, const void* best, int64_t id_size,
+int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, const void* best, int32_t is_short,
                            int64_t num_best, const int32_t* num_sure, const float* logits, int64_t stride,
                            int64_t num_columns, int32_t* words, int64_t num_words, int32_t* owners, int64_t* paths, int64_t size,
                            int8_t* status) {
-  const specgrammar::Draws draws{best, id_size, num_best, num_sure, logits, stride, num_columns};
+  const specgrammar::Draws draws{best, is_short != 0, num_best, num_sure, logits, stride, num_columns};
   Rows rows{words, num_words, owners, status, {0}, false};
-  for_each(*batch, pool, num_threads, [] { return 0; }, [&](int, int64_t i) {
+  for_each(*batch, pool, num_threads, [&](int64_t i) {
     specgrammar::Path path(paths + batch->numbers[i] * size, size);
     path.begin();
     const auto work = [&](char* reason, int64_t&) {

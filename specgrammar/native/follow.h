@@ -12,7 +12,7 @@ namespace specgrammar {
 /* What the target drew at every node, by flat index. */
 struct Draws {
   const void* best;        /* [nodes, num_best]: what was drawn, -1 for nothing, and the next best behind it */
-  int64_t id_size;         /* of these: 4 bytes, or 2 without a sign, of which the largest stands for -1 */
+  bool is_short;           /* these are uint16_t, of which the largest stands for -1, and not int32_t */
   int64_t num_best;        /* at least 1 */
   const int32_t* num_sure; /* how many of them come in this order for certain; the draw holds in any case */
   const float* logits;     /* [nodes, stride]: what all of it was drawn from greedily; null where that is elsewhere */
@@ -21,7 +21,7 @@ struct Draws {
 
   int64_t token(int64_t index, int64_t rank) const {
     const int64_t place = index * num_best + rank;
-    if (id_size != sizeof(uint16_t)) return static_cast<const int32_t*>(best)[place];
+    if (!is_short) return static_cast<const int32_t*>(best)[place];
     const uint16_t id = static_cast<const uint16_t*>(best)[place];
     return id == UINT16_MAX ? -1 : id;
   }
@@ -35,8 +35,8 @@ enum Why : int64_t {
 };
 
 /* Where a request's path goes: a record of numbers that Python reads (`trees/paths.py`). First come its nodes, as numbers
-   of the request from the root on, as many tokens that were chosen behind them (-1 behind the node of a stop token), then
-   what is named here. */
+   of the request from the root on, as many tokens that were chosen behind them (-1 behind the node of a stop token, and
+   where one is still to be drawn), then what is named here. */
 class Path {
  public:
   Path(int64_t* record, int64_t size)

@@ -34,7 +34,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         _INT64,
         [
             *_BATCH,
-            *(_POINTER, _INT64, _INT64, _POINTER, _POINTER, _INT64, _INT64),  # the draws
+            *(_POINTER, _INT32, _INT64, _POINTER, _POINTER, _INT64, _INT64),  # the draws
             *(_POINTER, _INT64, _POINTER),  # rows for others
             *(_POINTER, _INT64, _POINTER),  # the paths, and statuses
         ],

@@ -34,7 +34,7 @@ class Pool {
      alone. */
   void run(int num_threads, const std::function<void()>& work);
 
-  /* Wake `num_threads - 1` threads for nothing, and wait until all have been awake. */
+  /* Hand nothing to `num_threads - 1` threads, and wait until it is done so often. */
   void wake(int num_threads);
 
   /* Wake the threads that a call will want in a moment: until it comes they stay awake, but not for long. To wake one

@@ -150,6 +150,29 @@ bool has_rows_of(const Request& request, const Trees& trees, int64_t num_words, 
 void ask_reason(const Request& request, char* reason) {
   *reason = 0;  // a backend may give none
   request.calls->reason(request.calls, request.matcher, reason, kReasonSize);
+  reason[kReasonSize - 1] = 0;  // or one without an end
+}
+
+void Gaps::close(Rows& rows) {
+  const auto end_of_gaps = gaps_.begin() + static_cast<std::ptrdiff_t>(num_.load());
+  std::sort(gaps_.begin(), end_of_gaps, [](const Span& one, const Span& other) { return one.first < other.first; });
+  int64_t end = rows.num_rows.load();
+  for (auto gap = gaps_.begin(), behind = end_of_gaps; gap != behind;) {
+    const Span& last = *(behind - 1);
+    if (last.first == last.end) {
+      --behind;
+    } else if (last.end == end) {
+      end = last.first;
+      --behind;
+    } else if (gap->first == gap->end) {
+      ++gap;
+    } else {
+      --end;  // a row that was taken
+      std::copy_n(rows.words + end * rows.num_words, rows.num_words, rows.words + gap->first * rows.num_words);
+      rows.owners[gap->first++] = rows.owners[end];
+    }
+  }
+  rows.num_rows.store(end);
 }
 
 Outcome walk(const Request& request, const Trees& trees, Rows& rows, RowTaker& taker, char* reason, int64_t& refused) {

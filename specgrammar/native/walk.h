@@ -3,10 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "matcher_calls.h"
+#include "pool.h"
 
 namespace specgrammar {
 
@@ -65,40 +68,54 @@ struct Rows {
   bool dense;
 };
 
+/* Rows from `first` to the one before `end`. */
+struct Span {
+  int64_t first = 0;
+  int64_t end = 0;
+};
+
+/* Compact rows that were reserved and not taken; the last rows are moved there when all threads are done. */
+class Gaps {
+ public:
+  /* By one thread, which has no more to take. */
+  void add(const Span& left) { gaps_[num_.fetch_add(1, std::memory_order_relaxed)] = left; }
+
+  void close(Rows& rows);
+
+ private:
+  std::array<Span, kMostThreads> gaps_;
+  std::atomic<size_t> num_{0};
+};
+
 /* Hands out compact rows to one thread, a few at a time: with each by itself, threads would wait for each other's counts
-   and owners. What is left over in the end belongs to nobody. */
+   and owners. */
 class RowTaker {
  public:
-  RowTaker(Rows& rows, int64_t num_at_once) : rows_(rows), num_at_once_(num_at_once) {}
+  RowTaker(Rows& rows, Gaps& gaps, int64_t num_at_once) : rows_(rows), gaps_(gaps), num_at_once_(num_at_once) {}
   RowTaker(const RowTaker&) = delete;
   RowTaker& operator=(const RowTaker&) = delete;
-
-  ~RowTaker() {
-    std::fill(rows_.owners + next_, rows_.owners + end_, -1);
-    int64_t behind = end_;
-    rows_.num_rows.compare_exchange_strong(behind, next_);  // unless another thread has the next ones
-  }
+  ~RowTaker() { gaps_.add(left_); }
 
   /* A request comes that takes a row for each node at most: only so many are reserved, and there are always enough. */
   void expect(int64_t num_nodes) { num_expected_ += num_nodes; }
 
   int64_t take(int64_t node) {
-    if (next_ == end_) {
+    if (left_.first == left_.end) {
       const int64_t num = std::min(num_at_once_, num_expected_);
-      next_ = rows_.num_rows.fetch_add(num, std::memory_order_relaxed);
-      end_ = next_ + num;
+      left_.first = rows_.num_rows.fetch_add(num, std::memory_order_relaxed);
+      left_.end = left_.first + num;
       num_expected_ -= num;
     }
-    rows_.owners[next_] = static_cast<int32_t>(node);
-    return next_++;
+    rows_.owners[left_.first] = static_cast<int32_t>(node);
+    return left_.first++;
   }
 
  private:
   Rows& rows_;
+  Gaps& gaps_;
   int64_t num_at_once_;
   int64_t num_expected_ = 0;  // of which none is reserved yet
-  int64_t next_ = 0;
-  int64_t end_ = 0;
+  Span left_;                 // reserved and not taken
 };
 
 /* Whether a matcher's rows are as long as those of the step, and these are long enough for the vocabulary; else

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specgrammar.protocols.staging import Device
 
-_ALIGNMENT = 8
+_ALIGNMENT = 16
 """Bytes: each result begins at a multiple of them."""
 
 

@@ -56,7 +56,8 @@ class SecondDraws:
     def apply(self) -> None:
         """Mask the logits of all nodes that were filled since the last call."""
         if self._has_rows():
-            with self._parts.trace.span("resample"), self._uploaded() as mask:
+            with self._parts.trace.span("resample"), self._mask() as mask:
+                mask.upload()
                 vocab_size = self._parts.vocabulary.vocab_size
                 mask.apply(self._logits[:, :vocab_size])  # further columns are masked already
 
@@ -67,21 +68,17 @@ class SecondDraws:
         """
         if not self._has_rows():
             return {}
-        with self._parts.trace.span("resample"), self._uploaded() as mask:
+        with self._parts.trace.span("resample"), self._mask() as mask:
+            mask.upload()
             return mask.draw_greedily(self._logits)
 
     def _has_rows(self) -> bool:
         return self._filled is not None and self._filled[0].num_rows > 0
 
-    def _uploaded(self) -> GrammarMask:
-        """What was filled since the last call, on its way to where the logits are."""
+    def _mask(self) -> GrammarMask:
+        """What was filled since the last call."""
         assert self._filled is not None
         mask = GrammarMask(*self._filled, self._parts.device, self._parts.vocabulary.vocab_size)
         self._filled = None
         self.num_rows += mask.num_rows
-        try:
-            mask.upload()
-        except BaseException:
-            mask.discard()
-            raise
         return mask

@@ -25,7 +25,7 @@ class Paths:
         lengths: int64 `[bs]`: how many nodes each path has.
         num_accepted: int64 `[bs]`: how many of them are drafts, all but the root.
         bonus: int64 `[bs]`: the token behind the last one, -1 for none.
-        roots: each request's root (flat index).
+        roots: each request's root (flat index), and behind the last the number of nodes.
         num_moved: int64 `[bs]`: how many of the tokens native code has moved the request's grammar over.
         stuck: int64 `[bs]`: the node at which native code could not go on, -1 where its path has ended.
         why: int64 `[bs]`: why it could not.
@@ -35,7 +35,7 @@ class Paths:
 
     def __init__(self, tree: HostTree) -> None:
         """Memory for the paths through a valid tree."""
-        self.roots: memoryview[int] = tree.cu_nodes.data  # and the end, which nobody asks for
+        self.roots: memoryview[int] = tree.cu_nodes.data
         width = tree.width
         named = 2 * width
         self.records: NDArray[np.int64] = np.empty((tree.bs, named + _NUM_NAMED), np.int64)

@@ -138,7 +138,7 @@ class HostTree:
 
     @cached_property
     def width(self) -> int:
-        """The most nodes of a request, at least 1; of a valid tree it is known."""
+        """The most nodes of a request, at least 1."""
         return dense_width(self.cu_nodes, None)
 
     def request_slice(self, request: int) -> slice:

@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.gate import Markers
 from specgrammar.grammar.native_batch import NativeBatch, packed
+from specgrammar.grammar.native_walk import walk_batch
+from specgrammar.grammar.rows import MaskRows
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.stops import StopRules
 from specgrammar.grammar.workers import FillWorkers
 from specgrammar.protocols.abilities import NativeCalls
-from specgrammar.protocols.grammar import GrammarSpec
+from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
 from specgrammar.testing.checks.native_play import TWO_WORDS
 from specgrammar.testing.toys import GRAMMARS
 from specgrammar.trees.tree import HostTree
@@ -211,6 +215,51 @@ def test_threads_walk_each_request_once(num_requests: int, num_threads: int) -> 
         assert found.errors == [""] * num_requests
 
 
+@given(st.integers(1, 12), st.integers(0, 2**31))
+@settings(max_examples=60)
+def test_threads_hand_out_as_many_rows_as_one(num_requests: int, seed: int) -> None:
+    """They take a few at a time; what they did not need is no row of the step. Here most drafts are illegal."""
+    rng = np.random.default_rng(seed)
+    tree = HostTree.from_chains(
+        [[0, *rng.choice([A, A, 39, 1], rng.integers(0, 20))] for _ in range(num_requests)]
+    )
+    counts = set()
+    for num_threads in (1, 2, 3, 8):
+        batch = [session("native", GrammarSpec.regex("a*")) for _ in range(num_requests)]
+        natives = [one.native_calls() for one in batch]
+        rows = MaskRows(
+            np.zeros((tree.num_nodes, TWO_WORDS.num_words), np.int32),
+            tree.num_nodes,
+            np.zeros(tree.num_nodes, np.int32),
+        )
+        workers = Always(num_threads)
+        found = walk_batch(NativeBatch(tree, TWO_WORDS, natives), rows, num_threads, workers._pool.handle)
+        live = np.flatnonzero(rows.status == NodeStatus.LIVE)
+        assert sorted(rows.owners[: rows.num_rows].tolist()) == live.tolist()
+        counts.add((found, rows.num_rows, len(live)))
+    assert len(counts) == 1
+    assert len(set(counts.pop())) == 1
+
+
+@pytest.mark.parametrize("text", [b"x" * 1000, b"", b" \n", b"two\nlines"])
+def test_a_reason_may_be_of_any_length_and_is_asked_for_once(text: bytes) -> None:
+    class Talks(CalledBack):
+        def native_fill(self, row: Any) -> None:  # noqa: ARG002
+            raise RuntimeError(text.decode())
+
+    one = session("native", GRAMMARS[3], Talks)
+    rows = MaskRows(np.zeros((1, TWO_WORDS.num_words), np.int32), 1, np.zeros(1, np.int32))
+    batch = NativeBatch(HostTree.roots([0]), TWO_WORDS, [one.native_calls()])
+    walk_batch(batch, rows)
+    ((index, error),) = batch.failures()
+    said = str(error).removeprefix("the grammar backend failed in native code: ")
+    assert index == 0
+    assert said == {b"": "it gave no reason", b" \n": "it gave no reason", b"two\nlines": "two lines"}.get(
+        text, "x" * 399
+    )
+    assert batch.failures() == []
+
+
 def test_what_is_known_of_a_batch_is_not_taken_for_another_one() -> None:
     """Batches with one first request, in turns with more of others than are kept."""
     calls = [packed(NativeCalls(1, matcher)) for matcher in range(40)]
@@ -237,7 +286,8 @@ def test_of_requests_that_share_a_matcher_the_first_is_taken() -> None:
         return packed(NativeCalls(1, matcher))
 
     tree = HostTree.roots([0] * 6)
-    batch = NativeBatch(tree, TWO_WORDS, [None, calls(3), calls(2), None, calls(3), calls(2)])
+    other_table, other_grammar = packed(NativeCalls(8, 3)), packed(NativeCalls(1, 2, 5))
+    batch = NativeBatch(tree, TWO_WORDS, [None, calls(3), calls(2), None, other_table, other_grammar])
     assert list(batch.numbers) == [1, 2]
     assert batch.others() == [0, 3, 4, 5]
     assert NativeBatch(tree, TWO_WORDS, [calls(number) for number in range(6)]).others() == []

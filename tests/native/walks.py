@@ -13,7 +13,7 @@ from specgrammar.grammar.gate import Markers
 from specgrammar.grammar.rows import MaskRows
 from specgrammar.grammar.session import GrammarSession
 from specgrammar.grammar.workers import FillWorkers
-from specgrammar.protocols.grammar import GrammarSpec
+from specgrammar.protocols.grammar import GrammarSpec, NodeStatus
 from specgrammar.testing.checks.native_play import TWO_WORDS
 from specgrammar.testing.reference import ReferenceBackend, ReferenceCompiled, ReferenceMatcher
 from specgrammar.testing.toys import GRAMMARS
@@ -81,15 +81,14 @@ def walked(
     bitmask = memory[1:-1]
     if dense:
         bitmask[:] = -1
-    rows = MaskRows(bitmask, num_nodes, None if dense else np.full(num_nodes, -1, np.int32))
+    rows = MaskRows(bitmask, num_nodes, None if dense else np.zeros(num_nodes, np.int32))  # what was left there
     fill_rows(batch, tree, rows, workers)
     assert (memory[[0, -1]] == GUARD).all()
     if dense:
         by_node = dict(enumerate(bitmask.tolist()))
     else:
-        assert (rows.owners[rows.num_rows :] == -1).all()
-        assert (bitmask[rows.num_rows :] == GUARD).all()
         owned = [row for row in range(rows.num_rows) if rows.owners[row] >= 0]
         by_node = {int(rows.owners[row]): bitmask[row].tolist() for row in owned}
         assert len(by_node) == len(owned), "no node has two rows"
+        assert sorted(by_node) == np.flatnonzero(rows.status == NodeStatus.LIVE).tolist()
     return Walked(rows.status.tolist(), by_node, [str(one.error or "") for one in batch])

@@ -41,12 +41,13 @@ def test_results_of_several_dtypes_are_read_at_once() -> None:
         torch.tensor([1, 65535, 3], dtype=torch.int32).to(torch.uint16),
         torch.tensor([[1 << 40, -7]]),
         torch.empty(0, dtype=torch.int32),
-        torch.tensor([0.5], dtype=torch.float64),
+        torch.tensor([True]),
+        torch.tensor([0.5j], dtype=torch.complex128),
     ]
     for _ in range(2):
         found = readback.read(*results)
-        assert [one.dtype for one in found] == [np.uint16, np.int64, np.int32, np.float64]
-        assert [one.tolist() for one in found] == [[1, 65535, 3], [[1 << 40, -7]], [], [0.5]]
+        assert [one.dtype for one in found] == [np.uint16, np.int64, np.int32, np.bool_, np.complex128]
+        assert [one.tolist() for one in found] == [[1, 65535, 3], [[1 << 40, -7]], [], [True], [0.5j]]
         results[0] = results[0].to(torch.int32).flip(0).to(torch.uint16)
         found = readback.read(*results)
         assert found[0].tolist() == [3, 65535, 1]

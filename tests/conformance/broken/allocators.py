@@ -84,7 +84,7 @@ class GrowsInPlace(RingSlot):
     def reserve(self, num_rows: int) -> None:
         if not num_rows:
             self._rows, self._owners = self._memory(2000, self._num_words), self._memory(2000)
-        self._few = {}
+        self._first = {}
         self._tensors = SlotTensors._make(part[:num_rows] for part in (*self._rows, *self._owners))
         self.rows, self.owners = self._tensors.host_rows.numpy(), self._tensors.host_owners.numpy()
 
@@ -140,7 +140,7 @@ class ScratchOfAll(BitmaskRing):
 
     def acquire(self, num_rows: int) -> RingSlot:
         slot, first = super().acquire(num_rows), max(self._slots, key=lambda slot: len(slot.rows))
-        slot.rows, slot._few = first.rows, {}
+        slot.rows, slot._first = first.rows, {}
         whole = first.tensors(len(first.rows))
         slot._tensors = slot._tensors._replace(host_rows=whole.host_rows, device_rows=whole.device_rows)
         return slot
