@@ -43,7 +43,7 @@ struct Native {
 /* How a request ended. */
 struct Result {
   int64_t outcome;
-  int64_t what; /* kRefused: the token that its matcher refused; kFailed: where the text lies that says why, 0 for none */
+  int64_t what; /* kRefused: the token; kFailed: where the text lies that says why, 0 for none */
 };
 
 /* What every call on a batch is about: which requests it has, how their grammars are moved, their trees and vocabulary,
@@ -230,8 +230,8 @@ int64_t specgrammar_walk(const Batch* batch, void* pool, int32_t num_threads, in
    status: of each node, as far as the grammar need not be asked. */
 int64_t specgrammar_follow(const Batch* batch, void* pool, int32_t num_threads, const void* best, int32_t is_short,
                            int64_t num_best, const int32_t* num_sure, const float* logits, int64_t stride,
-                           int64_t num_columns, int32_t* words, int64_t num_words, int32_t* owners, int64_t* paths, int64_t size,
-                           int8_t* status) {
+                           int64_t num_columns, int32_t* words, int64_t num_words, int32_t* owners, int64_t* paths,
+                           int64_t size, int8_t* status) {
   const specgrammar::Draws draws{best, is_short != 0, num_best, num_sure, logits, stride, num_columns};
   Rows rows{words, num_words, owners, status, {0}, false};
   for_each(*batch, pool, num_threads, [&](int64_t i) {

@@ -10,8 +10,8 @@ namespace specgrammar {
 namespace {
 
 /* Draws that are tried before a row is filled, which costs as much as a few refusals. Where a greedy draw of
-   SmolLM2-135M-Instruct is illegal the next best is legal in 3 of 10 cases; where it is not, one of the two behind it is
-   legal in 1 of 10. */
+   SmolLM2-135M-Instruct is illegal the next best is legal in 3 of 10 cases; where it is not, one of the two behind it
+   is in 1 of 10. */
 constexpr int64_t kMostTried = 2;
 
 /* What a choice at a node comes to. */

@@ -31,12 +31,12 @@ struct Draws {
 enum Why : int64_t {
   kUnknown = 0,    /* nothing was drawn, or the matcher contradicts itself */
   kRefusedAll = 1, /* none of the draws that are known is legal */
-  kHasRow = 2      /* likewise, and the node's row was filled for another draw: the path ends with it, without a token */
+  kHasRow = 2      /* likewise, and the node's row was filled: its path ends with it, where a token is still to be drawn */
 };
 
-/* Where a request's path goes: a record of numbers that Python reads (`trees/paths.py`). First come its nodes, as numbers
-   of the request from the root on, as many tokens that were chosen behind them (-1 behind the node of a stop token, and
-   where one is still to be drawn), then what is named here. */
+/* Where a request's path goes: a record of numbers that Python reads (`trees/paths.py`). First come its nodes, as
+   numbers of the request from the root on, as many tokens that were chosen behind them (-1 behind the node of a stop
+   token, and where one is still to be drawn), then what is named here. */
 class Path {
  public:
   Path(int64_t* record, int64_t size)

@@ -87,8 +87,8 @@ class Gaps {
   std::atomic<size_t> num_{0};
 };
 
-/* Hands out compact rows to one thread, a few at a time: with each by itself, threads would wait for each other's counts
-   and owners. */
+/* Hands out compact rows to one thread, a few at a time: with each by itself, threads would wait for each other's
+   counts and owners. */
 class RowTaker {
  public:
   RowTaker(Rows& rows, Gaps& gaps, int64_t num_at_once) : rows_(rows), gaps_(gaps), num_at_once_(num_at_once) {}
