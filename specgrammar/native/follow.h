@@ -31,7 +31,7 @@ struct Draws {
 enum Why : int64_t {
   kUnknown = 0,    /* nothing was drawn, or the matcher contradicts itself */
   kRefusedAll = 1, /* none of the draws that are known is legal */
-  kHasRow = 2      /* likewise, and the node's row was filled: its path ends with it, where a token is still to be drawn */
+  kHasRow = 2      /* likewise, and the node's row was filled: the path ends with it, and a token is to be drawn there */
 };
 
 /* Where a request's path goes: a record of numbers that Python reads (`trees/paths.py`). First come its nodes, as
@@ -87,9 +87,9 @@ class Path {
   int64_t& why_;
 };
 
-/* Move the matcher along the draws, up to a stop token. A draw that is illegal gives way to the next best that is legal;
-   where none of them is, the node gets one of the `rows`, if these have words. `rows` counts the rows that draws are made
-   from, and gets the nodes' statuses as far as the grammar need not be asked. Throws std::bad_alloc. */
+/* Move the matcher along the draws, up to a stop token. A draw that is illegal gives way to the next best that is
+   legal; where none of them is, the node gets one of the `rows`, if these have words. `rows` counts the rows that draws
+   are made from, and gets the nodes' statuses as far as the grammar need not be asked. Throws std::bad_alloc. */
 Outcome follow(const Request& request, const Trees& trees, const Draws& draws, Rows& rows, Path& path, char* reason);
 
 }  // namespace specgrammar
