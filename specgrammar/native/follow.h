@@ -31,7 +31,7 @@ struct Draws {
 enum Why : int64_t {
   kUnknown = 0,    /* nothing was drawn, or the matcher contradicts itself */
   kRefusedAll = 1, /* none of the draws that are known is legal */
-  kHasRow = 2      /* likewise, and the node's row was filled: the path ends with it, and a token is to be drawn there */
+  kHasRow = 2      /* likewise, and the node's row was filled: the path ends with it, a token is to be drawn there */
 };
 
 /* Where a request's path goes: a record of numbers that Python reads (`trees/paths.py`). First come its nodes, as
