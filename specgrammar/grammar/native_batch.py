@@ -52,7 +52,7 @@ class _Taken(NamedTuple):
         numbers = array("q", first.values())
         made = cls(natives, numbers, array("Q", b"".join(native for n in numbers if (native := natives[n]))))
         if len(_KEPT) >= _MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
+            _KEPT.clear()  # to look for the oldest takes more than one step, and other threads keep theirs here
         _KEPT[key] = made
         return made
 

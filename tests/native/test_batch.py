@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from specgrammar.errors import MatcherError
 from specgrammar.grammar.gate import Markers
-from specgrammar.grammar.native_batch import NativeBatch, packed
+from specgrammar.grammar.native_batch import NativeBatch, _Taken, packed
 from specgrammar.grammar.native_walk import walk_batch
 from specgrammar.grammar.rows import MaskRows
 from specgrammar.grammar.session import GrammarSession
@@ -279,6 +281,31 @@ def test_what_is_known_of_a_batch_is_not_taken_for_another_one() -> None:
             assert list(batch.numbers) == numbers
             assert batch.others() == [number for number in range(len(natives)) if number not in numbers]
             assert batch._taken.natives.tobytes() == b"".join(native for native in natives if native)
+
+
+def test_batches_of_several_threads_are_kept_apart() -> None:
+    wrong = list[str]()
+
+    def takes(thread: int) -> None:
+        try:
+            for step in range(4000):
+                native = packed(NativeCalls(1, 1000 + (8 * step + thread) % 200, 5))
+                if _Taken.of([native]).natives.tobytes() != native:
+                    wrong.append("another one's")
+        except Exception as error:
+            wrong.append(repr(error))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=takes, args=(thread,)) for thread in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert wrong == []
 
 
 def test_of_requests_that_share_a_matcher_the_first_is_taken() -> None:
