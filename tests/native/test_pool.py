@@ -187,7 +187,7 @@ def test_many_threads_walk_with_one_pool() -> None:
     assert wrong == []
 
 
-def test_a_thread_that_wakes_late_takes_no_part_in_another_call() -> None:
+def test_a_thread_that_wakes_late_changes_nothing_of_other_calls() -> None:
     """What is shared out is over before all are awake: those that are not are not waited for."""
     workers = Always(4)
     sizes = [1 + step * 5 % 6 for step in range(400)]

@@ -90,5 +90,7 @@ def walked(
         owned = [row for row in range(rows.num_rows) if rows.owners[row] >= 0]
         by_node = {int(rows.owners[row]): bitmask[row].tolist() for row in owned}
         assert len(by_node) == len(owned), "no node has two rows"
+        behind = [row.tobytes() for row in bitmask[rows.num_rows :] if (row != GUARD).any()]
+        assert {*behind} <= {row.tobytes() for row in bitmask[: rows.num_rows]}, "but for rows that were moved"
         assert sorted(by_node) == np.flatnonzero(rows.status == NodeStatus.LIVE).tolist()
     return Walked(rows.status.tolist(), by_node, [str(one.error or "") for one in batch])
